@@ -1,0 +1,462 @@
+"""Every setting, and the only reader of settings files and of the environment. Layer 1.
+
+Settings come as a TOML file or as the same tree in a dict. An environment variable lays over one of them:
+`KVCAIRN_TIERS__0__CAPACITY=1GiB` is `tiers[0].capacity`. The result is one frozen tree; nothing changes
+after load. A setting is called in the file as people write it (`capacity = "8 GiB"`) and in the code with
+its unit (`capacity_bytes`).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shlex
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from kvcairn.errors import ConfigError
+from kvcairn.host import Host, folder_bytes, free_bytes
+from kvcairn.plain import find, join, lay, leaves, near
+from kvcairn.units import format_size, parse_duration, parse_size
+
+ENVIRONMENT_PREFIX: Final = "KVCAIRN_"
+
+Bytes = Annotated[int, Meta(ge=1, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
+Seconds = Annotated[float, Meta(ge=0, extra={"unit": "seconds"}, extra_json_schema={"x-unit": "seconds"})]
+Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+# `built` names the values that this version carries out; the others are refused, not ignored.
+Preset = Annotated[Literal["unified", "hicache", "lmcache"], Meta(extra={"built": ("unified",)})]
+WritePolicy = Annotated[Literal["through", "selective", "back", "none"], Meta(extra={"built": ("through", "none")})]
+
+
+class TierOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    """Settings of one tier. A kind of tier derives from it and sets `tag` to its `type`.
+
+    Attributes:
+        name: The tier's name in statistics, events and errors; unique in a cache.
+    """
+
+    name: Name
+
+
+class MemoryTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="memory"):
+    """Settings of the memory tier.
+
+    Attributes:
+        capacity_bytes: Most memory the arena takes (setting `capacity`).
+        eviction: Name of the eviction policy.
+        region_bytes: Size of the arena's regions (setting `region`); None lets the arena choose.
+        prefault: Whether the arena's pages are touched after opening, in the background.
+        poison: Whether freed slots are overwritten, so that a late reader is found (for tests).
+    """
+
+    name: Name = "memory"
+    capacity_bytes: Bytes = field(name="capacity")
+    eviction: str = "lru"
+    region_bytes: Bytes | None = field(default=None, name="region")
+    prefault: bool = True
+    poison: bool = False
+
+
+class DiskTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="disk"):
+    """Settings of a disk tier.
+
+    Attributes:
+        path: Existing folder that this tier owns.
+        capacity_bytes: Most bytes its files take together (setting `capacity`).
+        write_policy: When a block is written here.
+        min_touches: Sights of a block before `selective` writes it.
+        eviction: Name of the eviction policy.
+        durability: What an acknowledged block survives: the process (none), power loss (data), and
+            power loss with changed folders (full).
+        deadline_s: Longest time one read or write may take (setting `deadline`).
+    """
+
+    name: Name = "disk"
+    path: str
+    capacity_bytes: Bytes = field(name="capacity")
+    write_policy: WritePolicy = "through"
+    min_touches: Annotated[int, Meta(ge=1)] = 2
+    eviction: str = "lru"
+    durability: Literal["none", "data", "full"] = "none"
+    deadline_s: Seconds = field(default=5.0, name="deadline")
+
+
+class PrefetchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of prefetching from slower tiers into memory.
+
+    Attributes:
+        policy: What a start of the engine waits for: nothing more (best_effort), all (wait_complete), or
+            all within a time (timeout).
+        base_s: The time of `timeout` for any request (setting `base`).
+        per_1024_tokens_s: What each 1,024 tokens add to it (setting `per_1024_tokens`).
+        time_to_live_s: How long a finished job holds its blocks unclaimed (setting `time_to_live`).
+    """
+
+    policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
+    base_s: Seconds = field(default=1.0, name="base")
+    per_1024_tokens_s: Seconds = field(default=0.25, name="per_1024_tokens")
+    time_to_live_s: Seconds = field(default=30.0, name="time_to_live")
+
+
+BUILT_IN_TIERS: Final[Mapping[str, type[TierOptions]]] = MappingProxyType(
+    {"memory": MemoryTierOptions, "disk": DiskTierOptions}
+)
+BUILT_IN_EVICTIONS: Final = ("lru",)
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of a cache: frozen, hashable, and equal when every setting is.
+
+    Attributes:
+        preset: Where the defaults of the rest come from.
+        max_lease_fraction: Most of the memory tier that one client may pin.
+        planner: Whether loads that would take longer than computing are left out.
+        verify_memory: Which copies in memory are checked against their checksum when read.
+        tiers: Settings of each tier, fastest first; the first is the memory tier.
+        prefetch: Settings of prefetching.
+    """
+
+    preset: Preset = "unified"
+    max_lease_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    planner: Literal["auto", "off"] = "auto"
+    verify_memory: Literal["never", "sample", "always"] = "sample"
+    tiers: tuple[TierOptions, ...] = ()
+    prefetch: PrefetchOptions = PrefetchOptions()
+
+    @property
+    def memory(self) -> MemoryTierOptions:
+        """The settings of the memory tier."""
+        first = self.tiers[0]
+        assert isinstance(first, MemoryTierOptions), "checked at load"
+        return first
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Config:
+        """Return the checked settings of a plain tree, with the environment laid over it.
+
+        Blocks for a walk of the disk tiers' folders. The given tree is not changed.
+
+        Raises:
+            ConfigError: An unknown, malformed or impossible setting; names its path and the remedy.
+        """
+        return ConfigReader().read(settings)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Config:
+        """Return the checked settings of a TOML file; otherwise as `from_dict`.
+
+        Raises:
+            ConfigError: Also where the file cannot be read or is not TOML.
+        """
+        return ConfigReader().read(read_toml(path))
+
+
+class Setting(Struct, frozen=True):
+    """One effective setting and where its value came from.
+
+    Attributes:
+        path: Its name as in a settings file, such as `tiers[0].capacity`.
+        value: The value in bytes, seconds, or as written.
+        source: `default`, `file`, or the name of an environment variable.
+    """
+
+    path: str
+    value: str | float | bool | None
+    source: str
+
+
+_NOTHING: Final = object()
+# An environment variable is a text whatever the setting is; these read it.
+_LENIENT: Final[Mapping[type[msgspec.inspect.Type], type]] = {
+    msgspec.inspect.IntType: int,
+    msgspec.inspect.FloatType: float,
+    msgspec.inspect.BoolType: bool,
+}
+AnyStruct = TypeVar("AnyStruct", bound=Struct)
+
+
+class ConfigReader:
+    """Turns plain trees into checked settings.
+
+    Not thread-safe: one reader for each load.
+
+    Args:
+        environment: Variables laid over the settings; those of this process by default.
+        host: The machine whose limits the capacities must respect.
+        tier_types: The settings type of each `type` of tier; plug-ins add theirs.
+        evictions: The names of the eviction policies there are.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        host: Host | None = None,
+        tier_types: Mapping[str, type[TierOptions]] = BUILT_IN_TIERS,
+        evictions: Collection[str] = BUILT_IN_EVICTIONS,
+    ) -> None:
+        self._environment = os.environ if environment is None else environment
+        self._host = host or Host()
+        self._tier_types = tier_types
+        self._evictions = evictions
+        self._variables: dict[str, str] = {}
+        self._given: set[str] = set()
+
+    def read(self, settings: Mapping[str, Any]) -> Config:
+        """Return the settings of a tree; see `Config.from_dict`."""
+        root = self._overlay(settings)
+        tables = root.pop("tiers", [])
+        config = self._struct(root, Config, "")
+        if isinstance(tables, str) or not isinstance(tables, Sequence):
+            self._fail("tiers", "expected a list of tables", tables, "write each tier under [[tiers]]")
+        tiers = {f"tiers[{i}]": self._tier(table, f"tiers[{i}]") for i, table in enumerate(tables)}
+        self._check_order(tiers)
+        self._check_tiers(tiers)
+        return msgspec.structs.replace(config, tiers=tuple(tiers.values()))
+
+    def read_tier(self, table: Mapping[str, Any]) -> TierOptions:
+        """Return the checked settings of a single tier, as for `Cache.add_tier`.
+
+        The environment does not apply. What concerns several tiers (unique names, one memory tier) is for
+        the caller to check.
+
+        Raises:
+            ConfigError: As `read`; paths begin with `tier`.
+        """
+        tier = self._tier(table, "tier")
+        self._check_tiers({"tier": tier})
+        return tier
+
+    def explain(self, config: Config) -> list[Setting]:
+        """List every setting of what this reader has read, with the source of its value."""
+        return [
+            Setting(path, value, self._variables.get(path) or ("file" if path in self._given else "default"))
+            for path, value in leaves(msgspec.to_builtins(config))
+        ]
+
+    # -- the environment
+
+    def _overlay(self, settings: object) -> dict[str, Any]:
+        if not isinstance(settings, Mapping):
+            self._fail("settings", "expected a table", settings)
+        root = copy.deepcopy(dict(settings))
+        for variable, text in sorted(self._environment.items()):
+            if variable.startswith(ENVIRONMENT_PREFIX):
+                parts = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
+                try:
+                    self._variables[lay(root, parts, text)] = variable
+                except ValueError as error:
+                    self._fail(variable, str(error), text)
+        return root
+
+    # -- from text to values
+
+    def _struct(self, table: object, kind: type[AnyStruct], path: str) -> AnyStruct:
+        values = self._table(table, msgspec.inspect.type_info(kind), path)
+        try:
+            return msgspec.convert(values, kind)
+        except msgspec.ValidationError as error:
+            reason, _, where = str(error).partition(" - at `$")
+            where = join(path, where.rstrip("`").lstrip(".")) if where else path
+            self._fail(where, _sentence(reason), find(values, where.removeprefix(path).lstrip("."), _NOTHING))
+
+    def _table(self, table: object, kind: msgspec.inspect.Type, path: str) -> dict[str, object]:
+        assert isinstance(kind, msgspec.inspect.StructType)
+        if not isinstance(table, Mapping):
+            self._fail(path or "settings", "expected a table", table)
+        fields = {known.encode_name: known for known in kind.fields}
+        if kind.tag_field is not None:
+            table = {name: value for name, value in table.items() if name != kind.tag_field}
+        for name in table:
+            if name not in fields:
+                self._unknown(join(path, str(name)), str(name), fields)
+        for name, known in fields.items():
+            if known.required and name not in table:
+                self._missing(join(path, name), name)
+        return {name: self._value(value, fields[name].type, join(path, name)) for name, value in table.items()}
+
+    def _value(self, value: object, kind: msgspec.inspect.Type, path: str) -> object:
+        kind, extra = _plain(kind)
+        if isinstance(kind, msgspec.inspect.StructType):
+            return self._table(value, kind, path)
+        self._given.add(path)
+        if value is None:
+            return None
+        try:
+            if extra.get("unit") == "bytes":
+                return _at_least_one(parse_size(value))
+            if extra.get("unit") == "seconds":
+                return parse_duration(value)
+            if isinstance(kind, msgspec.inspect.LiteralType):
+                return _choice(value, kind.values, extra.get("built", kind.values))
+            if path in self._variables and not isinstance(kind, msgspec.inspect.StrType):
+                return msgspec.convert(value, _LENIENT[type(kind)], strict=False)
+        except ValueError as error:
+            self._fail(path, _sentence(error), value)
+        return value
+
+    def _tier(self, table: object, path: str) -> TierOptions:
+        if not isinstance(table, Mapping):
+            self._fail(path, "expected a table", table)
+        known = ", ".join(self._tier_types)
+        if "type" not in table:
+            self._fail(f"{path}.type", "missing", remedy=f"set it to one of: {known}")
+        kind = self._tier_types.get(str(table["type"]))
+        if kind is None:
+            remedy = near(str(table["type"]), self._tier_types) or f"use one of: {known}"
+            self._fail(f"{path}.type", "no such kind of tier", table["type"], remedy)
+        self._given.add(f"{path}.type")
+        return self._struct(table, kind, path)
+
+    # -- what must hold between settings, and on this machine
+
+    def _check_tiers(self, tiers: Mapping[str, TierOptions]) -> None:
+        for path, tier in tiers.items():
+            eviction = getattr(tier, "eviction", None)
+            if eviction is not None and eviction not in self._evictions:
+                known = ", ".join(sorted(self._evictions))
+                self._fail(f"{path}.eviction", "no such eviction policy", eviction, f"use one of: {known}")
+            if isinstance(tier, MemoryTierOptions):
+                self._check_memory(path, tier)
+        self._check_disks({path: tier for path, tier in tiers.items() if isinstance(tier, DiskTierOptions)})
+
+    def _check_order(self, tiers: Mapping[str, TierOptions]) -> None:
+        if not tiers:
+            self._fail("tiers", "a cache has at least the memory tier", remedy="add [[tiers]], type = 'memory'")
+        names: dict[str, str] = {}
+        for number, (path, tier) in enumerate(tiers.items()):
+            if isinstance(tier, MemoryTierOptions) != (number == 0):
+                self._fail(f"{path}.type", "the first tier is the memory tier, and the only one", _tag(tier))
+            if tier.name in names:
+                self._fail(f"{path}.name", f"{names[tier.name]} has this name", tier.name, "choose another")
+            names[tier.name] = path
+
+    def _check_memory(self, path: str, tier: MemoryTierOptions) -> None:
+        asked, memory, limit = tier.capacity_bytes, self._host.memory_bytes(), self._host.cgroup_limit_bytes()
+        bounds = [bound for bound in (memory, limit) if bound is not None]
+        if bounds and asked > min(bounds):
+            has = [f"this host has {format_size(memory)}"] if memory is not None else []
+            has += [f"the control group may use {format_size(limit)}"] if limit is not None else []
+            most = min(bounds)
+            self._fail(
+                f"{path}.capacity",
+                f"{format_size(asked)} asked; {'; '.join(has)}; {format_size(asked - most)} too much",
+                asked,
+                f"set it below {format_size(most)}, with room for the engine",
+            )
+        if tier.region_bytes is not None and tier.region_bytes > asked:
+            self._fail(f"{path}.region", f"above the capacity of {format_size(asked)}", tier.region_bytes)
+
+    def _check_disks(self, disks: Mapping[str, DiskTierOptions]) -> None:
+        folders: dict[Path, str] = {}
+        devices: dict[int, dict[str, DiskTierOptions]] = {}
+        for path, tier in disks.items():
+            folder = self._folder(f"{path}.path", tier.path)
+            if folder in folders:
+                self._fail(f"{path}.path", f"{folders[folder]} uses this folder", tier.path, "give each its own")
+            folders[folder] = path
+            devices.setdefault(folder.stat().st_dev, {})[path] = tier
+        for sharing in devices.values():
+            self._check_device(sharing)
+
+    def _folder(self, path: str, text: str) -> Path:
+        folder = Path(text)
+        if not text:
+            self._fail(path, "empty", text, "name an existing folder")
+        if not folder.exists():
+            # Not made silently: where a mount is missing that would fill the file system below it.
+            self._fail(path, "no such folder", text, f"mkdir -p {shlex.quote(text)}")
+        if not folder.is_dir():
+            self._fail(path, "not a folder", text)
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            self._fail(path, "not writable by this user", text, f"chown it to uid {os.geteuid()}")
+        return folder.resolve()
+
+    def _check_device(self, disks: Mapping[str, DiskTierOptions]) -> None:
+        asked = sum(tier.capacity_bytes for tier in disks.values())
+        used = sum(folder_bytes(Path(tier.path)) for tier in disks.values())
+        path, last = list(disks.items())[-1]
+        free = free_bytes(Path(last.path))
+        if asked > free + used:
+            parts = " + ".join(f"{name}.capacity {format_size(t.capacity_bytes)}" for name, t in disks.items())
+            self._fail(
+                f"{path}.capacity",
+                f"{parts} asked; the file system has {format_size(free)} free and {format_size(used)} here in "
+                f"use: {format_size(asked - free - used)} too much",
+                last.capacity_bytes,
+                f"at most {format_size(free + used)} in all, or free some space",
+            )
+
+    # -- errors
+
+    def _missing(self, path: str, name: str) -> NoReturn:
+        if name == "capacity":
+            self._fail(path, "missing: a tier without a bound is refused", remedy="set it, as in '8 GiB'")
+        self._fail(path, "missing")
+
+    def _unknown(self, path: str, name: str, known: Collection[str]) -> NoReturn:
+        variables = [v for place, v in self._variables.items() if f"{place}.".startswith(f"{path}.")]
+        origin = f" (set by {variables[0]})" if variables else ""
+        remedy = near(name, known) or f"settings here: {', '.join(sorted(known))}"
+        raise ConfigError(path, f"no such setting{origin}", remedy=remedy)
+
+    def _fail(self, path: str, reason: str, value: object = _NOTHING, remedy: str = "") -> NoReturn:
+        variable = self._variables.get(path)
+        reason = f"{reason} (set by {variable})" if variable else reason
+        if value is _NOTHING:
+            raise ConfigError(path, reason, remedy=remedy)
+        raise ConfigError(path, reason, value, remedy)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Return the plain tree of a TOML file, unchecked.
+
+    Raises:
+        ConfigError: The file cannot be read or is not TOML; the path is the file's.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), error.strerror or str(error), remedy="name a readable file") from error
+    except ValueError as error:
+        raise ConfigError(str(path), f"not valid TOML: {error}") from error
+
+
+def _plain(kind: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, dict[str, Any]]:
+    """Strip what msgspec wraps around a type: constraints with our own notes, and `| None`."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        (kind,) = (kind for kind in kind.types if not isinstance(kind, msgspec.inspect.NoneType))
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return kind.type, kind.extra or {}
+    return kind, {}
+
+
+def _at_least_one(size_bytes: int) -> int:
+    if size_bytes == 0:
+        raise ValueError("zero is no bound; a size is above zero")
+    return size_bytes
+
+
+def _choice(value: object, known: Collection[object], built: Collection[object]) -> object:
+    if value not in known:
+        expected = f"expected one of: {', '.join(map(str, known))}"
+        guess = near(str(value), [str(name) for name in known])
+        raise ValueError(f"{expected}; {guess}" if guess else expected)
+    if value not in built:
+        raise ValueError(f"not available in this version; available: {', '.join(map(str, built))}")
+    return value
+
+
+def _sentence(reason: object) -> str:
+    text = str(reason)
+    return text[:1].lower() + text[1:]
+
+
+def _tag(tier: TierOptions) -> str:
+    return str(tier.__struct_config__.tag)

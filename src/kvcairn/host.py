@@ -1,0 +1,93 @@
+"""What this machine has: memory, the limit of its control group, room on its file systems. Layer 0."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+# Version 1 says "no limit" with the largest multiple of the page size, version 2 with the word "max".
+_UNLIMITED_BYTES: Final = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Reads facts of the machine when asked; nothing is kept.
+
+    Both folders can be replaced, so that a test describes a machine by a few files.
+
+    Attributes:
+        proc: Where the proc file system is mounted.
+        cgroups: Where the control groups are mounted, version 1 or 2.
+    """
+
+    proc: Path = Path("/proc")
+    cgroups: Path = Path("/sys/fs/cgroup")
+
+    def memory_bytes(self) -> int | None:
+        """Return the machine's memory, or None where it cannot be read."""
+        for line in _lines(self.proc / "meminfo"):
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+        return None
+
+    def available_bytes(self) -> int | None:
+        """Return the memory that new work could take now, or None where it cannot be read."""
+        for line in _lines(self.proc / "meminfo"):
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return None
+
+    def cgroup_limit_bytes(self) -> int | None:
+        """Return the lowest memory limit of this process's control groups, or None without one."""
+        limits = [limit for path in self._limit_files() if (limit := _limit(path)) is not None]
+        return min(limits, default=None)
+
+    def _limit_files(self) -> Iterator[Path]:
+        # A limit on any group above ours binds too. Inside a container the path may name groups of
+        # the outside that are not mounted here; the mount's own root is then the container's.
+        for line in _lines(self.proc / "self" / "cgroup"):
+            _, controllers, group = line.split(":", 2)
+            if controllers == "":
+                base, name = self.cgroups, "memory.max"
+            elif "memory" in controllers.split(","):
+                base, name = self.cgroups / "memory", "memory.limit_in_bytes"
+            else:
+                continue
+            parts = [part for part in group.split("/") if part and part != ".."]
+            for depth in range(len(parts), -1, -1):
+                yield base.joinpath(*parts[:depth], name)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes that the files below a folder take on disk. Files that vanish count as nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the bytes that this user could still write on the folder's file system."""
+    return shutil.disk_usage(folder).free
+
+
+def _limit(path: Path) -> int | None:
+    for line in _lines(path):
+        if line.isdecimal() and int(line) < _UNLIMITED_BYTES:
+            return int(line)
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,85 @@
+"""Sizes and times as people write them: one parser for each, used by every setting. Layer 0."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from typing import Final
+
+_BINARY: Final = {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", start=1)}
+_DECIMAL: Final = {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", start=1)}
+_SIZES: Final = {"": 1, "B": 1, "kB": 1000} | _BINARY | _DECIMAL
+_TIMES: Final = {
+    "": Decimal(1),
+    "us": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "min": Decimal(60),
+    "h": Decimal(3600),
+    "d": Decimal(86400),
+}
+_QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def parse_size(value: object) -> int:
+    """Return a number of bytes from an int or a text such as `"8 GiB"` or `"500 MB"`.
+
+    Raises:
+        ValueError: Not a whole, non-negative number of bytes, or a unit that is not one of bytes. The text
+            says what was expected.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"expected bytes or a text like '8 GiB', got {type(value).__name__}")
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError("a size cannot be negative")
+        return value
+    number, unit = _split(value, "a size like '8 GiB'")
+    if unit not in _SIZES:
+        raise ValueError(f"unknown unit {unit!r} of size; {_near_size(unit)}")
+    exact = number * _SIZES[unit]
+    if exact != int(exact):
+        raise ValueError("not a whole number of bytes")
+    return int(exact)
+
+
+def parse_duration(value: object) -> float:
+    """Return seconds from a number of seconds or a text such as `"200 ms"`.
+
+    Raises:
+        ValueError: Negative, not finite, or a unit that is not one of time.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"expected seconds or a text like '200 ms', got {type(value).__name__}")
+    if isinstance(value, str):
+        number, unit = _split(value, "a time like '200 ms'")
+        if unit not in _TIMES:
+            raise ValueError(f"unknown unit {unit!r} of time; use one of us, ms, s, min, h, d")
+        value = float(number * _TIMES[unit])
+    if not math.isfinite(value) or value < 0:
+        raise ValueError("a time is finite and not negative")
+    return float(value)
+
+
+def format_size(size_bytes: int) -> str:
+    """Write bytes for people: exact where a binary unit divides them, else with one decimal."""
+    for name, factor in reversed(_BINARY.items()):
+        if size_bytes >= factor:
+            whole, rest = divmod(size_bytes, factor)
+            return f"{whole} {name}" if rest == 0 else f"{size_bytes / factor:.1f} {name}"
+    return f"{size_bytes} B"
+
+
+def _split(text: str, expected: str) -> tuple[Decimal, str]:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected {expected}, got {text!r}")
+    return Decimal(match[1]), match[2]
+
+
+def _near_size(unit: str) -> str:
+    letter = unit[:1].upper()
+    if f"{letter}iB" in _BINARY:
+        return f"write {letter}iB (powers of 1024) or {letter}B (powers of 1000)"
+    return "use one of B, KiB, MiB, GiB, TiB, PiB, kB, MB, GB, TB, PB"
