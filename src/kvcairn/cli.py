@@ -1,0 +1,175 @@
+"""The command line. Every command prints for people, or one JSON object a line with `--json`.
+
+Exit status: 0 done; 1 something failed; 2 bad usage or a refused setting; 3 a measurement was too noisy to
+count. Errors go to standard error in one line that names the setting or tier and the remedy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+from collections.abc import Iterable
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from kvcairn.config import ConfigReader, Setting, read_toml
+from kvcairn.doctor import Check, examine
+from kvcairn.errors import ConfigError, KVCairnError, UnsupportedError
+from kvcairn.schema import config_schema
+from kvcairn.units import format_size
+
+
+class Exit(IntEnum):
+    """What a command's exit status says."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOISY = 3
+
+
+class Commands(TyperGroup):
+    """A group that turns the package's own errors into one line and an exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a `KVCairnError` ends in one line on standard error, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except KVCairnError as error:
+            typer.echo(f"kvcairn: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(Exit.USAGE if isinstance(error, ConfigError) else Exit.FAILED) from error
+
+
+_HELP = """A tiered KV cache for LLM serving.
+
+Exit status: 0 done, 1 failed, 2 bad usage or a refused setting, 3 too noisy to count.
+"""
+app = typer.Typer(cls=Commands, help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False)
+config_app = typer.Typer(help="Check settings and show their schema.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure this host with the real cache.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+
+
+def print_lines(rows: Iterable[object]) -> None:
+    """Print each row as one JSON object on a line of standard output, as it comes."""
+    for row in rows:
+        typer.echo(msgspec.json.encode(row))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvcairn {importlib.metadata.version('kvcairn')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+@config_app.command("check")
+def config_check(file: Path, as_json: Json = False) -> None:
+    """Check a settings file against this host and print what is in force, and where it came from."""
+    reader = ConfigReader()
+    settings = reader.explain(reader.read(read_toml(file)))
+    if as_json:
+        print_lines(settings)
+    else:
+        _print_table(("setting", "value", "source"), [(s.path, _for_people(s), s.source) for s in settings])
+
+
+@config_app.command("schema")
+def config_schema_command() -> None:
+    """Print the JSON Schema of the settings."""
+    typer.echo(json.dumps(config_schema(), indent=2))
+
+
+@app.command()
+def doctor(
+    path: Annotated[Path | None, typer.Option(help="Folder of a disk tier to try.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at this host and say what will work, what will be slow, and what to do about it."""
+    checks = list(examine(path))
+    if as_json:
+        print_lines(checks)
+    else:
+        _print_table(("check", "status", "found", "remedy"), [_check_row(check) for check in checks])
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(Exit.FAILED)
+
+
+@bench_app.command("lookup")
+def bench_lookup(as_json: Json = False) -> None:
+    """Hashing of a long prompt, lookups among a million blocks, memory for each."""
+    _bench("run_lookup", as_json)
+
+
+@bench_app.command("memory")
+def bench_memory(as_json: Json = False) -> None:
+    """Store to and load from the memory tier, against a plain copy in the same run."""
+    _bench("run_memory", as_json)
+
+
+@app.command()
+def demo(as_json: Json = False) -> None:
+    """Run a real model over a long document: recompute, memory, disk, and disk after damage."""
+    _optional("kvcairn.demo", "demo").run(as_json=as_json)
+
+
+def _bench(function: str, as_json: bool) -> None:
+    figures = getattr(_optional("kvcairn.bench", "bench"), function)()
+    if as_json:
+        print_lines(figures)
+        return
+    columns = ("name", "value", "unit", "reference", "ratio", "runs")
+    _print_table(columns, [tuple(_short(getattr(figure, name)) for name in columns) for figure in figures])
+
+
+def _optional(module: str, command: str) -> Any:
+    """Import what only one command needs, so that the others start fast and without it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"{command}: no module {error.name!r}; pip install 'kvcairn[demo]'") from error
+
+
+def _print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(soft_wrap=False).print(table)
+
+
+def _check_row(check: Check) -> tuple[str, ...]:
+    colour = {"ok": "green", "warn": "yellow", "fail": "red"}[check.status]
+    return check.name, f"[{colour}]{check.status}[/]", check.value, check.remedy
+
+
+def _for_people(setting: Setting) -> str:
+    if setting.path.endswith((".capacity", ".region")) and isinstance(setting.value, int):
+        return format_size(setting.value)
+    return "-" if setting.value is None else _short(setting.value)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
