@@ -18,6 +18,7 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from kvcairn.config import ConfigReader, Setting, read_toml
@@ -149,18 +150,19 @@ def _optional(module: str, command: str) -> Any:
         raise UnsupportedError(f"{command}: no module {error.name!r}; pip install 'kvcairn[demo]'") from error
 
 
-def _print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+def _print_table(columns: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    Console(soft_wrap=False).print(table)
+        # As Text, so that brackets in a path are not taken for markup.
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    Console().print(table)
 
 
-def _check_row(check: Check) -> tuple[str, ...]:
-    colour = {"ok": "green", "warn": "yellow", "fail": "red"}[check.status]
-    return check.name, f"[{colour}]{check.status}[/]", check.value, check.remedy
+def _check_row(check: Check) -> tuple[str | Text, ...]:
+    style = {"ok": "green", "warn": "yellow", "fail": "red"}[check.status]
+    return check.name, Text(check.status, style), check.value, check.remedy
 
 
 def _for_people(setting: Setting) -> str:

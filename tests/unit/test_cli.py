@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvcairn.cli import app
+
+GOOD = '[[tiers]]\ntype = "memory"\ncapacity = "16 MiB"\n'
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    file = tmp_path / "kvcairn.toml"
+    file.write_text(GOOD)
+    return file
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout.split()[0]) == (0, "kvcairn")
+
+
+def test_config_check_for_people(settings: Path) -> None:
+    result = run("config", "check", str(settings))
+    assert result.exit_code == 0
+    assert ["tiers[0].capacity", "16", "MiB", "file"] in [line.split() for line in result.stdout.splitlines()]
+
+
+def test_config_check_as_lines(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCAIRN_VERIFY_MEMORY", "always")
+    result = run("config", "check", str(settings), "--json")
+    rows = {row["path"]: row for row in map(json.loads, result.stdout.splitlines())}
+    assert rows["verify_memory"] == {"path": "verify_memory", "value": "always", "source": "KVCAIRN_VERIFY_MEMORY"}
+    assert rows["tiers[0].capacity"]["value"] == 16 << 20
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_refused_setting_is_one_line_and_status_2(settings: Path, as_json: list[str]) -> None:
+    settings.write_text(GOOD.replace("capacity", "capasity"))
+    result = run("config", "check", str(settings), *as_json)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines() == [
+        "kvcairn: tiers[0].capasity: no such setting; did you mean 'capacity'?",
+    ]
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    result = run("config", "check", str(tmp_path / "none.toml"))
+    assert result.exit_code == 2
+    assert str(tmp_path / "none.toml") in result.stderr
+
+
+def test_schema_is_json() -> None:
+    result = run("config", "schema")
+    assert json.loads(result.stdout)["$defs"]["Config"]["type"] == "object"
+
+
+def test_doctor(tmp_path: Path) -> None:
+    result = run("doctor", "--json", "--path", str(tmp_path))
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.exit_code == 0
+    assert {"name", "status", "value", "remedy"} == set(rows[0])
+    assert "direct I/O" in [row["name"] for row in rows]
+
+
+def test_doctor_fails_on_a_missing_folder(tmp_path: Path) -> None:
+    result = run("doctor", "--path", str(tmp_path / "missing"))
+    assert result.exit_code == 1
+    assert "mkdir" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], ["config", "check"], ["doctor", "--nope"], ["bench", "nothing"]])
+def test_bad_usage_is_status_2(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_installed_command_shows_no_traceback(settings: Path) -> None:
+    settings.write_text("tiers = 3\n")
+    command = [str(Path(sys.executable).parent / "kvcairn"), "config", "check", str(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("kvcairn: tiers: expected a list of tables")
+    assert done.stderr.count("\n") == 1
+
+
+def test_completion_script_names_the_command() -> None:
+    command = [str(Path(sys.executable).parent / "kvcairn")]
+    environment = {"_KVCAIRN_COMPLETE": "source_bash", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    assert "complete" in done.stdout
+    assert "kvcairn" in done.stdout
