@@ -134,12 +134,19 @@ def demo(as_json: Json = False) -> None:
 
 
 def _bench(function: str, as_json: bool) -> None:
-    figures = getattr(_optional("kvcairn.bench", "bench"), function)()
-    if as_json:
-        print_lines(figures)
-        return
-    columns = ("name", "value", "unit", "reference", "ratio", "runs")
-    _print_table(columns, [tuple(_short(getattr(figure, name)) for name in columns) for figure in figures])
+    figures: list[Any] = []
+    with Console(stderr=True).status("measuring ...") as status:
+        for figure in getattr(_optional("kvcairn.bench", "bench"), function)():
+            status.update(f"measured {figure.name}, going on ...")
+            figures.append(figure)
+            if as_json:
+                print_lines([figure])
+    if not as_json:
+        columns = ("name", "value", "unit", "reference", "ratio", "runs")
+        _print_table(columns, [[_short(getattr(figure, name)) for name in columns] for figure in figures])
+    if noisy := [figure.name for figure in figures if figure.noisy]:
+        typer.echo(f"kvcairn: noisy, does not count: {', '.join(noisy)}; repeat on a quieter host", err=True)
+        raise typer.Exit(Exit.NOISY)
 
 
 def _optional(module: str, command: str) -> Any:
