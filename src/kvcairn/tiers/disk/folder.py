@@ -1,0 +1,226 @@
+"""The folder of a disk tier: who owns it, what it is, and what lies in it beside the segments."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shlex
+import shutil
+import sqlite3
+import weakref
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+import xxhash
+
+from kvcairn.errors import ConfigError
+from kvcairn.memory.slots import PAGE_BYTES, default_region_bytes
+from kvcairn.tiers.disk.format import FORMAT_VERSION
+from kvcairn.tiers.disk.index import Index, IndexSize, is_damage
+from kvcairn.tiers.disk.segments import Segments
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME: Final = "lock"
+META_NAME: Final = "folder"
+INDEX_NAME: Final = "index.sqlite"
+DAMAGED_NAME: Final = "index.damaged"
+_COMPANIONS: Final = ("-wal", "-shm", "-journal")
+_SMALL_FILES: Final = 3  # lock, description, and the draft of a new description
+_REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def least_overhead_bytes(capacity_bytes: int) -> int:
+    """Return the most that index, lock and description of a folder of that capacity can take."""
+    return IndexSize.of(capacity_bytes).total_bytes + _SMALL_FILES * PAGE_BYTES
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first line of `folder` holds.
+
+    Attributes:
+        format_version: of the whole folder.
+        region_bytes: size of the regions that its segments were cut from; stays when the capacity changes.
+    """
+
+    format_version: int
+    region_bytes: int
+
+
+class Lock:
+    """Sole ownership of a folder, until `release` or the end of the process. Not inherited by a fork."""
+
+    _held: Final[weakref.WeakSet[Lock]] = weakref.WeakSet()
+
+    def __init__(self, setting: str, folder: Path) -> None:
+        """Take the lock.
+
+        Raises:
+            ConfigError: another owner has it, or the folder is missing or not writable.
+            OSError: the disk failed.
+        """
+        try:
+            self._fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            remedy = f"mkdir -p {shlex.quote(str(folder))}"
+            raise ConfigError(setting, "no such folder", str(folder), remedy) from error
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            remedy = f"let uid {os.geteuid()} write to it"
+            raise ConfigError(setting, f"not writable: {error.strerror}", str(folder), remedy) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            reason = "another cache owns this folder"
+            remedy = "give each cache a folder of its own, or share one cache through the daemon (kvcairn serve)"
+            raise ConfigError(setting, reason, str(folder), remedy) from error
+        self._held.add(self)
+
+    def release(self) -> None:
+        """Let the next owner in. Idempotent."""
+        if self in self._held:
+            self._held.discard(self)
+            os.close(self._fd)
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """Drop what a fork has inherited: the lock is the parent's, and must end with the parent."""
+        for lock in list(cls._held):
+            lock.release()
+
+
+os.register_at_fork(after_in_child=Lock.forget_all)
+
+
+class Folder:
+    """An owned folder. Owner thread only; every method blocks on the disk.
+
+    Attributes:
+        path: where it is.
+        indexes_set_aside: damaged index files that this object has met.
+    """
+
+    def __init__(self, setting: str, path: Path, capacity_bytes: int) -> None:
+        """Look at nothing yet; `setting` is how errors call the path."""
+        self.path = path
+        self.indexes_set_aside = 0
+        self._setting, self._capacity_bytes = setting, capacity_bytes
+        self._size = IndexSize.of(capacity_bytes)
+
+    def region_bytes(self) -> int:
+        """Return the size of the folder's regions; a folder that cannot say it is given the size it would get now.
+
+        Raises:
+            ConfigError: it is of a later format. Nothing in it was changed.
+        """
+        found = self._read_meta()
+        if found is None:
+            found = Meta(format_version=FORMAT_VERSION, region_bytes=default_region_bytes(self._capacity_bytes))
+            line = msgspec.json.encode(found)
+            _replace(self.path / META_NAME, b"%s\n%s\n" % (line, _digest(line)))
+        return found.region_bytes
+
+    def overhead_bytes(self, index: Index, segments: Segments) -> int:
+        """Return what may come to lie here beside the segments, and what lies here that is none of ours."""
+        least = least_overhead_bytes(self._capacity_bytes)
+        index_excess = max(0, index.file_bytes() - self._size.pages * PAGE_BYTES)
+        return least + index_excess + self._foreign_bytes({segments.name(number) for number in segments.sizes()})
+
+    def open_index(self, synchronous: str) -> Index:
+        """Open the index, or set a damaged one aside and begin a new one.
+
+        Raises:
+            sqlite3.Error: the disk failed, or has no room.
+        """
+        path = self.path / INDEX_NAME
+        try:
+            return Index(path, self._size, synchronous=synchronous)
+        except sqlite3.Error as error:
+            if not is_damage(error) and path.is_file() and not path.is_symlink():
+                raise
+            self.set_aside(str(error))
+        return Index(path, self._size, synchronous=synchronous)
+
+    def set_aside(self, reason: str) -> None:
+        """Rename the index, which stays for whoever wants to look at it until the next healthy opening."""
+        logger.warning("index of %s set aside as %s and made anew: %s", self.path, DAMAGED_NAME, reason)
+        self.indexes_set_aside += 1
+        self.forget_damaged()
+        index = self.path / INDEX_NAME
+        with contextlib.suppress(FileNotFoundError):
+            index.rename(self.path / DAMAGED_NAME)
+        for companion in _COMPANIONS:  # a log that is left behind would be replayed into the new file
+            index.with_name(INDEX_NAME + companion).unlink(missing_ok=True)
+
+    def forget_damaged(self) -> None:
+        """Remove an index that was set aside."""
+        damaged = self.path / DAMAGED_NAME
+        if damaged.is_dir() and not damaged.is_symlink():
+            shutil.rmtree(damaged)
+        else:
+            damaged.unlink(missing_ok=True)
+
+    def _foreign_bytes(self, segment_names: set[str]) -> int:
+        ours = {LOCK_NAME, META_NAME, INDEX_NAME, *(INDEX_NAME + companion for companion in _COMPANIONS)}
+        total = 0
+        for parent, _, files in os.walk(self.path):
+            known = ours | segment_names if Path(parent) == self.path else set()
+            for name in set(files) - known:
+                with contextlib.suppress(FileNotFoundError):
+                    found = os.lstat(os.path.join(parent, name))
+                    total += max(found.st_size, found.st_blocks * 512)
+        return total
+
+    def _read_meta(self) -> Meta | None:
+        path = self.path / META_NAME
+        try:
+            line, digest = path.read_bytes().splitlines()
+            if digest != _digest(line):
+                raise ValueError("the checksum is wrong")
+            version = msgspec.json.decode(line, type=_Versioned).format_version
+            if version > FORMAT_VERSION:
+                self._refuse(version)
+            return msgspec.json.decode(line, type=Meta)
+        except FileNotFoundError:
+            return None
+        except ConfigError:
+            raise
+        except ValueError as error:  # those of msgspec included
+            logger.warning("%s cannot be read and is made anew: %s", path, error)
+            return None
+
+    def _refuse(self, version: int) -> NoReturn:
+        raise ConfigError(
+            self._setting,
+            f"the folder has format {version}, this version reads up to {FORMAT_VERSION}",
+            str(self.path),
+            "use the version that wrote it, or another folder",
+        )
+
+
+class _Versioned(msgspec.Struct):
+    """What every version of the file has."""
+
+    format_version: int
+
+
+def _digest(line: bytes) -> bytes:
+    return xxhash.xxh3_128_hexdigest(line).encode()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a small file so that either the old or the new content is there, whatever happens."""
+    draft = path.with_name(path.name + ".new")
+    with open(draft, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

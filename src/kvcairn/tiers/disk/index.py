@@ -1,0 +1,315 @@
+"""The index file: one row for each acknowledged copy, in SQLite. Never read on the serving path."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final, TypeVar
+
+from kvcairn.memory.slots import PAGE_BYTES
+from kvcairn.tiers.base import BlockRef, Slot, Stored
+from kvcairn.tiers.disk.format import HEADER_BYTES
+
+APPLICATION_ID: Final = 0x6B764361  # "kvCa"
+INDEX_VERSION: Final = 1
+_UNFINISHED: Final = 0  # the version that a new SQLite file has
+
+# A row takes about 145 bytes. Where slots are filled backwards, the pages of the tree stay half empty: measured 292
+# bytes of file a row, and 164 over a random refill.
+_ROW_BYTES: Final = 320
+_BASE_PAGES: Final = 4
+# So many rows change in one commit at most: each may touch a page of its own, and the log holds all of them.
+ROWS_PER_COMMIT: Final = 128
+_NEIGHBOURS_PER_COMMIT: Final = 1024
+_LOG_PAGES: Final = (8, 64)
+_LOG_PAGE_BYTES: Final = PAGE_BYTES + 24
+_BATCH_ROWS: Final = 1024
+
+_SCHEMA: Final = """
+CREATE TABLE copies (
+    segment INTEGER NOT NULL, offset_bytes INTEGER NOT NULL,
+    slot_bytes INTEGER NOT NULL, segment_bytes INTEGER NOT NULL, generation INTEGER NOT NULL,
+    space_id BLOB NOT NULL, key BLOB NOT NULL, layer_group INTEGER NOT NULL, parent BLOB,
+    nbytes INTEGER NOT NULL, checksum BLOB NOT NULL,
+    PRIMARY KEY (segment, offset_bytes)
+) WITHOUT ROWID, STRICT
+"""
+_COLUMNS: Final = (
+    "segment, offset_bytes, slot_bytes, segment_bytes, generation, space_id, key, layer_group, parent, nbytes, checksum"
+)
+# All slots of a segment are of one size, so that what overlaps starts less than a slot before or behind.
+_DELETE_OVERLAP: Final = (
+    "DELETE FROM copies WHERE segment = ? AND offset_bytes > ? AND offset_bytes < ? AND offset_bytes + slot_bytes > ?"
+)
+_DELETE_COPY: Final = (
+    "DELETE FROM copies WHERE segment = ? AND offset_bytes = ? AND space_id = ? AND key = ? AND layer_group = ?"
+)
+_DELETE_PLACE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes = ?"
+_DELETE_BEFORE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes < ?"
+_INSERT: Final = f"INSERT OR REPLACE INTO copies ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SELECT_FROM: Final = (
+    f"SELECT {_COLUMNS} FROM copies WHERE (segment, offset_bytes) > (?, ?) ORDER BY segment, offset_bytes LIMIT ?"
+)
+_NTH_OFFSET: Final = "SELECT offset_bytes FROM copies WHERE segment = ? ORDER BY offset_bytes LIMIT 1 OFFSET ?"
+_EXISTS: Final = "SELECT 1 FROM copies WHERE space_id = ? AND key = ? AND layer_group = ? LIMIT 1"
+_SEGMENTS: Final = "SELECT DISTINCT segment FROM copies"
+_SHAPES: Final = (
+    "SELECT segment, slot_bytes, segment_bytes FROM copies GROUP BY 1, 2, 3 ORDER BY count(*)"  # the last one counts
+)
+
+# What a damaged page can make of rows. A comparison with a missing or odd value is not true either.
+_MALFORMED: Final = """
+SELECT segment, offset_bytes FROM copies WHERE (
+    typeof(segment) = 'integer' AND typeof(offset_bytes) = 'integer' AND typeof(generation) = 'integer'
+    AND typeof(slot_bytes) = 'integer' AND typeof(segment_bytes) = 'integer' AND typeof(nbytes) = 'integer'
+    AND typeof(layer_group) = 'integer' AND layer_group BETWEEN 0 AND 4294967295
+    AND typeof(space_id) = 'blob' AND length(space_id) = 32 AND typeof(key) = 'blob' AND length(key) = 32
+    AND (parent IS NULL OR (typeof(parent) = 'blob' AND length(parent) = 32))
+    AND typeof(checksum) = 'blob' AND length(checksum) = 16
+    AND segment >= 0 AND slot_bytes % 4096 = 0 AND nbytes BETWEEN 1 AND slot_bytes - 4096
+    AND offset_bytes >= 0 AND offset_bytes % slot_bytes = 0 AND offset_bytes + slot_bytes <= segment_bytes
+) IS NOT TRUE
+"""
+_MISFITS: Final = """
+SELECT segment, offset_bytes FROM copies WHERE segment = ?
+    AND (slot_bytes <> ? OR segment_bytes <> ? OR offset_bytes + slot_bytes > ?)
+"""
+_OLDER_TWINS: Final = """
+SELECT segment, offset_bytes FROM (
+    SELECT segment, offset_bytes, ROW_NUMBER() OVER (
+        PARTITION BY space_id, key, layer_group ORDER BY generation DESC, segment, offset_bytes
+    ) AS place FROM copies
+) WHERE place > 1
+"""
+
+Row = tuple[int, int, int, int, int, bytes, bytes, int, bytes | None, int, bytes]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSize:
+    """How large the index of a folder can become; its bound, not an estimate.
+
+    Attributes:
+        pages: most pages of the file.
+        log_pages: pages of the log after which it is folded into the file.
+    """
+
+    pages: int
+    log_pages: int
+
+    @classmethod
+    def of(cls, capacity_bytes: int) -> IndexSize:
+        """Return the size for a folder full of the smallest slots there can be."""
+        rows = capacity_bytes // (HEADER_BYTES + PAGE_BYTES)
+        pages = _BASE_PAGES + -(-rows * _ROW_BYTES // PAGE_BYTES)
+        return cls(pages, min(max(pages // 4, _LOG_PAGES[0]), _LOG_PAGES[1]))
+
+    @property
+    def log_bytes(self) -> int:
+        """Most bytes of the log: what may wait in it, and one commit more."""
+        commit_pages = min(self.pages, 3 * ROWS_PER_COMMIT + 8)
+        return PAGE_BYTES + (self.log_pages + commit_pages) * _LOG_PAGE_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        """Most bytes of file and log together."""
+        return self.pages * PAGE_BYTES + self.log_bytes
+
+
+class Index:
+    """The rows of one folder. Any thread: one connection, one lock, small transactions.
+
+    Every method may raise `sqlite3.Error`; a transaction that fails leaves no trace.
+    """
+
+    def __init__(self, path: Path, size: IndexSize, *, synchronous: str) -> None:
+        """Open or make the file; `is_complete` says whether its rows can be relied on.
+
+        Raises:
+            sqlite3.Error: it cannot be read, or is none of ours.
+        """
+        self.path = path
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+        try:
+            self._prepare(size, synchronous)
+        except sqlite3.Error:
+            self._db.close()
+            raise
+
+    def _prepare(self, size: IndexSize, synchronous: str) -> None:
+        # Exclusive: the folder has one owner anyway, and no file for shared memory is needed.
+        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        found, version = self._pragma("application_id"), self._pragma("user_version")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute(f"PRAGMA synchronous = {synchronous}")
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {size.log_pages:d}")
+        self._db.execute(f"PRAGMA journal_size_limit = {size.log_bytes:d}")
+        self._db.execute(f"PRAGMA max_page_count = {size.pages:d}")
+        if (found, version) == (0, 0) and not self._pragma("schema_version"):
+            with self._change():
+                self._db.execute(f"PRAGMA application_id = {APPLICATION_ID:d}")
+                self._db.execute(_SCHEMA)
+        elif found != APPLICATION_ID or version not in (_UNFINISHED, INDEX_VERSION):
+            raise sqlite3.DatabaseError("the file is none of ours")
+        self._db.execute(_SELECT_FROM, (-1, -1, 1))  # the table is there, and has our columns
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows that ought to be there are: false between making the file and `complete`."""
+        with self._lock:
+            return self._pragma("user_version") == INDEX_VERSION
+
+    def complete(self) -> None:
+        """Declare that all rows are there."""
+        with self._lock:
+            self._db.execute(f"PRAGMA user_version = {INDEX_VERSION:d}")
+
+    def file_bytes(self) -> int:
+        """Return the size of the file with all that waits in the log."""
+        with self._lock:
+            return self._pragma("page_count") * PAGE_BYTES
+
+    def settle(self, file_bytes: Mapping[int, int]) -> int:
+        """Delete the rows that cannot be right, given the size of each segment file; return how many.
+
+        These are: malformed ones; of each segment those of another shape than most, and those that lie behind the
+        end of its file; of each block all copies but the one of the highest generation.
+        """
+        dropped = self._drop(_MALFORMED)
+        with self._lock:
+            shapes = {segment: shape for segment, *shape in self._db.execute(_SHAPES)}
+        for segment, shape in shapes.items():
+            dropped += self._drop(_MISFITS, segment, *shape, file_bytes.get(segment, 0))
+        return dropped + self._drop(_OLDER_TWINS)
+
+    def segments(self) -> set[int]:
+        """Return the numbers of the segments that rows lie in."""
+        with self._lock:
+            return {segment for (segment,) in self._db.execute(_SEGMENTS)}
+
+    def rows(self) -> Iterator[Stored]:
+        """Yield every row, by segment and offset; the lock is free in between."""
+        after = (-1, -1)
+        while True:
+            with self._lock:
+                batch = self._db.execute(_SELECT_FROM, (*after, _BATCH_ROWS)).fetchall()
+            if not batch:
+                return
+            after = batch[-1][:2]
+            yield from map(_stored, batch)
+
+    def insert(self, copies: Iterable[Stored]) -> None:
+        """Add rows; with at most 128 in one commit."""
+        for part in _parts(copies, ROWS_PER_COMMIT):
+            with self._lock, self._change():
+                self._db.executemany(_INSERT, [_row(stored) for stored in part])
+
+    def clear(self, slots: Iterable[Slot]) -> None:
+        """Delete whatever lies in these slots, before they are overwritten."""
+        for part in _parts(slots, ROWS_PER_COMMIT):
+            with self._lock, self._change():
+                self._db.executemany(
+                    _DELETE_OVERLAP,
+                    [
+                        (s.segment, s.offset_bytes - s.slot_bytes, s.offset_bytes + s.slot_bytes, s.offset_bytes)
+                        for s in part
+                    ],
+                )
+
+    def delete(self, copies: Iterable[tuple[BlockRef, Slot]]) -> Iterator[Slot]:
+        """Delete the rows of these copies; yield the slots that held them, each after its commit.
+
+        A slot that holds another block by now keeps its row.
+        """
+        for part in _parts(copies, ROWS_PER_COMMIT):
+            with self._lock, self._change():
+                held = [slot for block, slot in part if self._delete_row(block, slot)]
+            yield from held
+
+    def delete_segment(self, segment: int) -> None:
+        """Delete all rows of a segment, as many neighbours in a commit as the log has room for."""
+        more = True
+        while more:
+            with self._lock, self._change():
+                row = self._db.execute(_NTH_OFFSET, (segment, _NEIGHBOURS_PER_COMMIT)).fetchone()
+                more = row is not None
+                self._db.execute(_DELETE_BEFORE, (segment, row[0] if row else (1 << 63) - 1))
+
+    def contains(self, block: BlockRef) -> bool:
+        """Whether a copy of the block has a row. Walks all rows where there is none."""
+        with self._lock:
+            found = self._db.execute(_EXISTS, (block.space_id, block.key, block.group)).fetchone()
+        return found is not None
+
+    def close(self) -> None:
+        """Fold the log into the file and let go."""
+        with self._lock:
+            self._db.close()
+
+    def _delete_row(self, block: BlockRef, slot: Slot) -> bool:
+        place = (slot.segment, slot.offset_bytes)
+        done = self._db.execute(_DELETE_COPY, (*place, block.space_id, block.key, block.group))
+        return done.rowcount > 0
+
+    def _drop(self, select: str, *values: int) -> int:
+        with self._lock:
+            places = self._db.execute(select, values).fetchall()
+        for part in _parts(places, ROWS_PER_COMMIT):
+            with self._lock, self._change():
+                self._db.executemany(_DELETE_PLACE, part)
+        return len(places)
+
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """One transaction; the caller holds the lock."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def _pragma(self, name: str) -> int:
+        value: int = self._db.execute(f"PRAGMA {name}").fetchone()[0]
+        return value
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file itself is at fault, rather than the disk, its room or its rights."""
+    code = getattr(error, "sqlite_errorcode", None)  # absent on what Python or this module raises
+    if code is None or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+        return True
+    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT)
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Whether the device, or the index itself, has no room."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+
+def _row(stored: Stored) -> Row:
+    block, slot = stored.block, stored.slot
+    return (
+        slot.segment, slot.offset_bytes, slot.slot_bytes, slot.segment_bytes, slot.generation,
+        block.space_id, block.key, block.group, stored.parent, stored.nbytes, stored.checksum,
+    )  # fmt: skip
+
+
+def _stored(row: Row) -> Stored:
+    segment, offset, slot_bytes, segment_bytes, generation, space_id, key, group, parent, nbytes, checksum = row
+    slot = Slot(segment, offset, slot_bytes, segment_bytes, generation)
+    return Stored(BlockRef(space_id, key, group), parent, slot, nbytes, checksum)
+
+
+def _parts(items: Iterable[Item], length: int) -> Iterator[list[Item]]:
+    rest = iter(items)
+    while part := list(islice(rest, length)):
+        yield part

@@ -1,0 +1,261 @@
+"""The disk tier: where the index above says, in the form that `docs/concepts/disk-format.md` describes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import ClassVar, Final
+
+from kvcairn.config import DiskTierOptions
+from kvcairn.errors import ConfigError, TierError, TierFull, TierUnavailable
+from kvcairn.tiers.base import BlockRef, Delete, Outcome, Read, Slot, Stored, Tier, TierContext, Write
+from kvcairn.tiers.disk import format as disk_format
+from kvcairn.tiers.disk import index as disk_index
+from kvcairn.tiers.disk import segments as disk_segments
+from kvcairn.tiers.disk.folder import Folder, Lock, least_overhead_bytes
+from kvcairn.tiers.disk.index import ROWS_PER_COMMIT, Index
+from kvcairn.tiers.disk.recovery import recover
+from kvcairn.tiers.disk.segments import Segments
+from kvcairn.types import MissReason
+
+logger = logging.getLogger(__name__)
+
+# An acknowledged block must survive power loss under `data`, and with it the commit of its row.
+_SYNCHRONOUS: Final = {"none": "OFF", "data": "FULL", "full": "FULL"}
+_QUIET_S: Final = 60.0
+_Pending = list[tuple[int, Stored]]
+
+
+class DiskTier(Tier):
+    """Blocks in the preallocated files of one folder; survives restarts, damage and a full disk.
+
+    Attributes:
+        overhead_bytes: of the capacity, what the files beside the segments may take. Exact once the tier is open:
+            then with whatever else lies in the folder.
+        region_bytes: size of the regions to cut segments from; None before the tier is open. Chosen when the folder
+            is first used, and kept.
+    """
+
+    managed: ClassVar[bool] = True
+    header_bytes: ClassVar[int] = disk_format.HEADER_BYTES
+
+    def __init__(self, options: DiskTierOptions, context: TierContext) -> None:
+        """Look at nothing yet."""
+        self.name = options.name
+        self.overhead_bytes = least_overhead_bytes(options.capacity_bytes)
+        self.region_bytes: int | None = None
+        self._options = options
+        self._log = _QuietLog(options.name, context.clock.now)
+        self._segments = Segments(Path(options.path), sync_names=options.durability == "full")
+        # Between the end of one use of a slot and the start of the next: see `delete`.
+        self._between_uses = threading.Lock()
+        self._lock: Lock | None = None
+        self._index: Index | None = None
+
+    def open(self) -> Iterable[Stored]:
+        """Own the folder, settle what an earlier run left, and return it by and by.
+
+        A missing or damaged index is made anew from the headers of the slots first; this reads a page of each slot.
+
+        Raises:
+            ConfigError: the folder is missing, not writable, owned by another cache, or of a later format.
+            TierUnavailable: the disk failed.
+        """
+        setting, folder_path = f"{self.name}.path", Path(self._options.path)
+        folder = Folder(setting, folder_path, self._options.capacity_bytes)
+        with self._as_tier_error("open"):
+            self._lock = Lock(setting, folder_path)
+            try:
+                self.region_bytes = folder.region_bytes()
+                self._index = recover(folder, self._segments, _SYNCHRONOUS[self._options.durability])
+                self.overhead_bytes = folder.overhead_bytes(self._index, self._segments)
+            except (OSError, sqlite3.Error, ConfigError):
+                self.close()
+                raise
+        return self._index.rows()
+
+    def write(self, writes: Sequence[Write]) -> list[Outcome]:
+        """Store each block. The rows of all are committed together at the end, which acknowledges them.
+
+        Raises:
+            TierFull: the index has no room. Nothing was written.
+            TierUnavailable: the index cannot be written. Nothing was written.
+        """
+        outcomes: list[Outcome] = [None] * len(writes)
+        pending: defaultdict[int, _Pending] = defaultdict(list)
+        for i, write in enumerate(writes):
+            slot = write.slot
+            if slot is None or not disk_format.payload_fits(write.data.nbytes, slot):
+                outcomes[i] = TierError(self.name, "write", f"no such slot: {slot}", write.block.key)
+                continue
+            stored = Stored(write.block, write.parent, slot, write.data.nbytes, write.checksum)
+            pending[slot.segment].append((i, stored))
+        with self._as_tier_error("write"), self._between_uses:
+            self._rows.clear(stored.slot for part in pending.values() for _, stored in part)
+        written: _Pending = []
+        for part in pending.values():
+            written += self._write_segment(part, writes, outcomes)
+        self._acknowledge(written, outcomes)
+        return outcomes
+
+    def read(self, reads: Sequence[Read]) -> list[Outcome]:
+        """Fill each `out` and check header and payload; looks at nothing but the slots."""
+        outcomes: list[Outcome] = [MissReason.VANISHED] * len(reads)
+        by_segment: defaultdict[int, list[tuple[int, Slot]]] = defaultdict(list)
+        for i, read in enumerate(reads):
+            if read.slot is not None:
+                by_segment[read.slot.segment].append((i, read.slot))
+        for segment, part in by_segment.items():
+            try:
+                with self._segments.to_read(segment) as fd:
+                    for i, slot in part:
+                        outcomes[i] = self._read_one(fd, reads[i], slot)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                for i, _ in part:
+                    outcomes[i] = self._failure("read", error, reads[i].block.key)
+        return outcomes
+
+    def delete(self, deletes: Sequence[Delete]) -> None:
+        """Delete the rows and wipe the headers, so that no late reader and no scan finds the blocks.
+
+        Raises:
+            TierUnavailable: a row or a header could not be changed; the others were.
+        """
+        copies = [(delete.block, delete.slot) for delete in deletes if delete.slot is not None]
+        failed: OSError | None = None
+        # A slot whose row was there has not been given to the next block: `write` clears it under the same lock.
+        with self._as_tier_error("delete"), self._between_uses:
+            for slot in self._rows.delete(copies):
+                try:
+                    self._wipe(slot)
+                except OSError as error:
+                    failed = error
+            if failed:
+                raise failed
+
+    def retire(self, segments: Sequence[int]) -> None:
+        """Delete the rows of whole segments, then their files.
+
+        Raises:
+            TierUnavailable: a file could not be removed; the others were.
+        """
+        failed: OSError | None = None
+        with self._as_tier_error("retire"):
+            for segment in segments:
+                self._rows.delete_segment(segment)
+                try:
+                    self._segments.remove(segment)
+                except OSError as error:
+                    failed = error
+            if failed:
+                raise failed
+
+    def probe(self, blocks: Sequence[BlockRef]) -> list[bool]:
+        """Ask the rows whether each block is there; walks them all for one that is not. Not for serving."""
+        with self._as_tier_error("probe"):
+            return [self._rows.contains(block) for block in blocks]
+
+    def close(self) -> None:
+        """Fold the index together and let the folder go. Idempotent."""
+        index, lock, self._index, self._lock = self._index, self._lock, None, None
+        if index:
+            try:
+                index.close()
+            except sqlite3.Error as error:
+                self._failure("close", error)
+        if lock:
+            lock.release()
+
+    # -- one block, one segment
+
+    def _read_one(self, fd: int, read: Read, slot: Slot) -> Outcome:
+        try:
+            found = self._segments.read(fd, slot, read.out)
+        except EOFError:
+            return MissReason.VANISHED
+        except OSError as error:
+            return self._failure("read", error, read.block.key)
+        if found is None or (found.block, found.slot, found.nbytes) != (read.block, slot, read.out.nbytes):
+            return MissReason.CORRUPT
+        return None if disk_format.checksum_of(read.out) == found.checksum else MissReason.CORRUPT
+
+    def _write_segment(self, part: _Pending, writes: Sequence[Write], outcomes: list[Outcome]) -> _Pending:
+        """Write all blocks of one segment and return those that are safe as far as durability says."""
+        slot = part[0][1].slot
+        try:
+            with self._segments.to_write(slot.segment, slot.segment_bytes) as fd:
+                for i, stored in part:
+                    outcomes[i] = self._write_one(fd, stored, writes[i].data)
+                if self._options.durability != "none":
+                    os.fdatasync(fd)
+        except OSError as error:
+            for i, stored in part:
+                outcomes[i] = outcomes[i] or self._failure("write", error, stored.block.key)
+        return [(i, stored) for i, stored in part if outcomes[i] is None]
+
+    def _write_one(self, fd: int, stored: Stored, data: memoryview) -> Outcome:
+        try:
+            self._segments.write(fd, stored, data)
+        except ValueError as error:
+            return TierError(self.name, "write", str(error), stored.block.key)
+        except OSError as error:
+            return self._failure("write", error, stored.block.key)
+        return None
+
+    def _acknowledge(self, written: _Pending, outcomes: list[Outcome]) -> None:
+        for begin in range(0, len(written), ROWS_PER_COMMIT):
+            part = written[begin : begin + ROWS_PER_COMMIT]
+            try:
+                self._rows.insert(stored for _, stored in part)
+            except sqlite3.Error as error:
+                for i, stored in part:
+                    outcomes[i] = self._failure("write", error, stored.block.key)
+
+    def _wipe(self, slot: Slot) -> None:
+        with suppress(FileNotFoundError), self._segments.to_wipe(slot.segment) as fd:
+            self._segments.wipe(fd, slot)
+
+    # -- the rest
+
+    @property
+    def _rows(self) -> Index:
+        if self._index is None:
+            raise TierUnavailable(self.name, "use", "the tier is not open")
+        return self._index
+
+    @contextmanager
+    def _as_tier_error(self, op: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise self._failure(op, error) from error
+
+    def _failure(self, op: str, error: OSError | sqlite3.Error, key: bytes | None = None) -> TierError:
+        """What a failed call becomes; said in the log once in a while."""
+        self._log.warn(op, error)
+        full = disk_index.is_full(error) if isinstance(error, sqlite3.Error) else disk_segments.is_full(error)
+        kind = TierFull if full else TierUnavailable
+        return kind(self.name, op, str(error), key)
+
+
+class _QuietLog:
+    """Warnings, at most one a minute for each operation and class of error. Any thread."""
+
+    def __init__(self, tier: str, now: Callable[[], float]) -> None:
+        self._tier, self._now = tier, now
+        self._said: dict[tuple[str, str], float] = {}
+
+    def warn(self, op: str, error: Exception) -> None:
+        """Say it, unless the same was said within the last minute."""
+        about, now = (op, f"{type(error).__name__} {getattr(error, 'errno', '')}"), self._now()
+        if now - self._said.get(about, -_QUIET_S) >= _QUIET_S:
+            self._said[about] = now
+            logger.warning("tier %s: %s failed: %s (told once a minute)", self._tier, op, error)
