@@ -1,0 +1,1 @@
+"""Engines that kvcairn serves. Each adapter imports its engine by itself; importing this package imports none."""
