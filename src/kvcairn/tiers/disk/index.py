@@ -64,7 +64,7 @@ _SHAPES: Final = (
 
 # What a damaged page can make of rows. A comparison with a missing or odd value is not true either.
 _MALFORMED: Final = """
-SELECT segment, offset_bytes FROM copies WHERE (
+SELECT 1 FROM copies WHERE (
     typeof(segment) = 'integer' AND typeof(offset_bytes) = 'integer' AND typeof(generation) = 'integer'
     AND typeof(slot_bytes) = 'integer' AND typeof(segment_bytes) = 'integer' AND typeof(nbytes) = 'integer'
     AND typeof(layer_group) = 'integer' AND layer_group BETWEEN 0 AND 4294967295
@@ -73,7 +73,7 @@ SELECT segment, offset_bytes FROM copies WHERE (
     AND typeof(checksum) = 'blob' AND length(checksum) = 16
     AND segment >= 0 AND slot_bytes % 4096 = 0 AND nbytes BETWEEN 1 AND slot_bytes - 4096
     AND offset_bytes >= 0 AND offset_bytes % slot_bytes = 0 AND offset_bytes + slot_bytes <= segment_bytes
-) IS NOT TRUE
+) IS NOT TRUE LIMIT 1
 """
 _MISFITS: Final = """
 SELECT segment, offset_bytes FROM copies WHERE segment = ?
@@ -159,6 +159,9 @@ class Index:
         elif found != APPLICATION_ID or version not in (_UNFINISHED, INDEX_VERSION):
             raise sqlite3.DatabaseError("the file is none of ours")
         self._db.execute(_SELECT_FROM, (-1, -1, 1))  # the table is there, and has our columns
+        answer = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]  # 20 ms for 100,000 rows
+        if answer != "ok":
+            raise sqlite3.DatabaseError(answer)
 
     @property
     def is_complete(self) -> bool:
@@ -179,11 +182,16 @@ class Index:
     def settle(self, file_bytes: Mapping[int, int]) -> int:
         """Delete the rows that cannot be right, given the size of each segment file; return how many.
 
-        These are: malformed ones; of each segment those of another shape than most, and those that lie behind the
-        end of its file; of each block all copies but the one of the highest generation.
+        These are: of each segment those of another shape than most, and those that lie behind the end of its file; of
+        each block all copies but the one of the highest generation.
+
+        Raises:
+            sqlite3.DatabaseError: there are rows that no store has written; the file is damaged.
         """
-        dropped = self._drop(_MALFORMED)
+        dropped = 0
         with self._lock:
+            if self._db.execute(_MALFORMED).fetchone():
+                raise sqlite3.DatabaseError("there are malformed rows")
             shapes = {segment: shape for segment, *shape in self._db.execute(_SHAPES)}
         for segment, shape in shapes.items():
             dropped += self._drop(_MISFITS, segment, *shape, file_bytes.get(segment, 0))

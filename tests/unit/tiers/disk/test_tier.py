@@ -16,8 +16,8 @@ from kvcairn.tiers.base import Read, Slot, Tier
 from kvcairn.tiers.disk import DiskTier
 from kvcairn.types import MissReason
 from tests.unit.tiers.disk.kit import (
-    MiB,
     PAGE,
+    MiB,
     block,
     blocks,
     drop,
@@ -140,9 +140,10 @@ def test_a_read_of_another_length_or_generation_is_no_hit(tmp_path: Path) -> Non
         tier.write([write])
         short, long = memoryview(bytearray(4999)), memoryview(bytearray(5001))
         stale = replace(write, slot=replace(write.slot, generation=write.slot.generation + 1))
-        assert tier.read([Read(write.block, write.slot, short), Read(write.block, write.slot, long)]) == [
-            MissReason.CORRUPT
-        ] * 2
+        assert (
+            tier.read([Read(write.block, write.slot, short), Read(write.block, write.slot, long)])
+            == [MissReason.CORRUPT] * 2
+        )
         assert read(tier, [stale]) == [MissReason.CORRUPT]
 
 
@@ -184,9 +185,7 @@ def test_all_files_together_stay_below_the_capacity(tmp_path: Path, capacity_byt
         region_slots = max(1, region // slot_bytes)
         segment_bytes = max(region, slot_bytes)
         places = [
-            (segment, n * slot_bytes)
-            for segment in range(usable_bytes // segment_bytes)
-            for n in range(region_slots)
+            (segment, n * slot_bytes) for segment in range(usable_bytes // segment_bytes) for n in range(region_slots)
         ]
         most = 0
         # Backwards one by one is what leaves the most gaps in the index.

@@ -1,0 +1,126 @@
+"""A process that stores is killed at any moment: what it acknowledged is there, and nothing else is served."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvcairn.tiers.base import Write
+from tests.unit.tiers.disk.kit import MiB, block, drop, opened, read, slots, stored, taken_bytes, tier_over
+
+CAPACITY = 16 * MiB
+KILLS = 25
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(seed: int) -> list[tuple[str, list[Write]]]:
+    """What a child does with a seed, so that its parent knows it: stores, drops, and slots used again."""
+    rng = random.Random(seed)
+    maker = slots()
+    steps: list[tuple[str, list[Write]]] = []
+    held: list[Write] = []
+    for number in range(0, 400, 4):
+        nbytes = rng.choice([100, 5000, 30_000])
+        batch = [block(maker.cut(nbytes), number + n, nbytes, n % 2) for n in range(4)]
+        steps.append(("store", batch))
+        held += batch
+        if len(held) > 24:
+            gone = [held.pop(rng.randrange(len(held))) for _ in range(4)]
+            if rng.random() < 0.5:
+                steps.append(("drop", gone))
+            again = [
+                block(maker.reuse(w.slot), 10_000 + 4 * number + n, w.data.nbytes) for n, w in enumerate(gone) if w.slot
+            ]
+            steps.append(("store", again))
+            held += again
+    return steps
+
+
+def child(folder: Path, seed: int) -> None:
+    """Work the script through, telling the parent before and after each step."""
+    with opened(folder, CAPACITY) as tier:
+        for number, (what, writes) in enumerate(script(seed)):
+            sys.stdout.write(f"begin {number}\n")
+            sys.stdout.flush()
+            if what == "drop":
+                drop(tier, writes)
+            else:
+                assert tier.write(writes) == [None] * len(writes)
+            sys.stdout.write(f"end {number}\n")
+            sys.stdout.flush()
+    sys.stdout.write("closed\n")
+    sys.stdout.flush()
+
+
+def run_and_kill(folder: Path, seed: int, delay_s: float) -> list[str]:
+    """Let a child work for a while after its first word, kill it, and return the lines it has written."""
+    command = [sys.executable, "-m", "tests.faults.test_disk_kill", str(folder), str(seed)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        lines = [process.stdout.readline()]
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGKILL)
+        lines += process.stdout.readlines()
+    return [line.strip() for line in lines if line.endswith("\n")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, seed: int) -> None:
+    lines = run_and_kill(tmp_path, seed, random.Random(seed).random() * 0.08)
+    assert lines[0] == "begin 0"
+    steps = script(seed)
+    acknowledged: dict[tuple[int, int], Write] = {}
+    doubtful: set[tuple[int, int]] = set()
+    for line in lines:
+        word, _, number = line.partition(" ")
+        if word == "closed":
+            continue
+        what, writes = steps[int(number)]
+        for write in writes:
+            assert write.slot is not None
+            place = (write.slot.segment, write.slot.offset_bytes)
+            if word == "begin":
+                doubtful.add(place)
+            else:
+                doubtful.discard(place)
+                acknowledged.pop(place, None)
+                if what == "store":
+                    acknowledged[place] = write
+
+    tier = tier_over(tmp_path, CAPACITY)
+    rows = list(tier.open())
+    expected = {stored(w) for place, w in acknowledged.items() if place not in doubtful}
+    assert expected <= set(rows)
+    assert {(s.slot.segment, s.slot.offset_bytes) for s in rows} <= acknowledged.keys() | doubtful
+    assert read(tier, rows) == [None] * len(rows)
+    assert taken_bytes(tmp_path) <= CAPACITY
+    tier.close()
+
+
+def test_a_child_that_is_let_finish_holds_what_its_script_says(tmp_path: Path) -> None:
+    """So that the kills above are known to hit real work."""
+    subprocess.run(
+        [sys.executable, "-m", "tests.faults.test_disk_kill", str(tmp_path), "1"],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE, timeout=120,
+    )  # fmt: skip
+    with opened(tmp_path, CAPACITY) as tier:
+        places: dict[tuple[int, int], Write] = {}
+        for what, writes in script(1):
+            for w in writes:
+                assert w.slot is not None
+                places[w.slot.segment, w.slot.offset_bytes] = w
+                if what == "drop":
+                    del places[w.slot.segment, w.slot.offset_bytes]
+        assert len(places) == 400
+        assert read(tier, list(places.values())) == [None] * 400
+
+
+if __name__ == "__main__":
+    child(Path(sys.argv[1]), int(sys.argv[2]))
