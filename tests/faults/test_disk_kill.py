@@ -73,7 +73,7 @@ def run_and_kill(folder: Path, seed: int, delay_s: float) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, seed: int) -> None:
-    lines = run_and_kill(tmp_path, seed, random.Random(seed).random() * 0.08)
+    lines = run_and_kill(tmp_path, seed, random.Random(seed).random() * 0.05)
     assert lines[0] == "begin 0"
     steps = script(seed)
     acknowledged: dict[tuple[int, int], Write] = {}
@@ -101,6 +101,29 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path, seed: int) -> Non
     assert {(s.slot.segment, s.slot.offset_bytes) for s in rows} <= acknowledged.keys() | doubtful
     assert read(tier, rows) == [None] * len(rows)
     assert taken_bytes(tmp_path) <= CAPACITY
+    tier.close()
+
+
+FORK = """
+import os, sys
+from pathlib import Path
+from tests.faults.test_disk_kill import CAPACITY, script, tier_over
+folder = Path(sys.argv[1])
+tier = tier_over(folder, CAPACITY)
+tier.open()
+tier.write(script(1)[0][1])
+if os.fork() == 0:
+    sys.exit(0)  # an ordinary end, in which everything is closed that can be
+os.wait()
+tier.write(script(1)[1][1])
+os._exit(0)
+"""
+
+
+def test_the_end_of_a_forked_child_costs_its_parent_nothing(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORK, str(tmp_path)], cwd=ROOT, check=True, timeout=120)
+    tier = tier_over(tmp_path, CAPACITY)
+    assert set(tier.open()) == {stored(w) for _, writes in script(1)[:2] for w in writes}
     tier.close()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,11 +140,16 @@ class Index:
         self.path = path
         self._lock = threading.Lock()
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+        _connected.add(self)
         try:
             self._prepare(size, synchronous)
         except sqlite3.Error:
             self._db.close()
             raise
+
+    def leak(self) -> None:
+        """Keep the connection from ever being closed, even as the interpreter ends."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
 
     def _prepare(self, size: IndexSize, synchronous: str) -> None:
         # Exclusive: the folder has one owner anyway, and no file for shared memory is needed.
@@ -288,6 +296,18 @@ class Index:
     def _pragma(self, name: str) -> int:
         value: int = self._db.execute(f"PRAGMA {name}").fetchone()[0]
         return value
+
+
+_connected: Final[weakref.WeakSet[Index]] = weakref.WeakSet()
+
+
+def _leak_inherited() -> None:
+    """Leave the file alone in a forked child: by closing it, the child would remove the log of its parent."""
+    for index in list(_connected):
+        index.leak()
+
+
+os.register_at_fork(after_in_child=_leak_inherited)
 
 
 def is_damage(error: sqlite3.Error) -> bool:
