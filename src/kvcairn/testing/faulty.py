@@ -54,7 +54,8 @@ class Fault:
         ops: names of the methods concerned.
         calls: numbers of the calls concerned, counted from 1 for each method; None for any.
         rate: share of those calls that it befalls.
-        block_rate: share of the blocks of such a call that it befalls, one at least.
+        keys: keys of the blocks concerned, for kinds that befall single blocks; None for a draw.
+        block_rate: share of the blocks of such a call that a draw befalls, one at least.
         delay_s: for `delay`.
         error: class of the error raised or reported.
     """
@@ -63,6 +64,7 @@ class Fault:
     ops: frozenset[str] = frozenset(("read", "write"))
     calls: frozenset[int] | None = None
     rate: float = 1.0
+    keys: frozenset[bytes] | None = None
     block_rate: float = 1.0
     delay_s: float = 0.0
     error: type[TierError] = TierUnavailable
@@ -113,7 +115,7 @@ class FaultyTier(Tier):
         fault = self._meet("write")
         if fault is None or fault.kind in _WHOLE_CALL:
             return self._run("write", fault, lambda: self.inner.write(writes))
-        hit = self._choose(fault, len(writes))
+        hit = self._choose(fault, writes)
         sent = [_damaged(writes, i, fault.kind) if i in hit else write for i, write in enumerate(writes)]
         return self._move("write", fault, sent, hit, self.inner.write)
 
@@ -122,7 +124,7 @@ class FaultyTier(Tier):
         fault = self._meet("read")
         if fault is None or fault.kind in _WHOLE_CALL:
             return self._run("read", fault, lambda: self.inner.read(reads))
-        hit = self._choose(fault, len(reads))
+        hit = self._choose(fault, reads)
         outcomes = self._move("read", fault, list(reads), hit, self.inner.read)
         for i in hit:
             _spoil(reads, i, fault.kind)
@@ -179,7 +181,10 @@ class FaultyTier(Tier):
 
     # -- single blocks
 
-    def _choose(self, fault: Fault, count: int) -> frozenset[int]:
+    def _choose(self, fault: Fault, items: Sequence[Item]) -> frozenset[int]:
+        if fault.keys is not None:
+            return frozenset(i for i, item in enumerate(items) if item.block.key in fault.keys)
+        count = len(items)
         with self._lock:
             hit = {i for i in range(count) if self._random.random() < fault.block_rate}
             return frozenset(hit or {self._random.randrange(count)}) if count else frozenset()
