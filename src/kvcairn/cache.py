@@ -1,0 +1,291 @@
+"""The front of the cache: everything a client starts from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from kvcairn import requests as rq
+from kvcairn.config import Config
+from kvcairn.core.link import Direct
+from kvcairn.core.open import open_core
+from kvcairn.errors import ClosedError, UnsupportedError
+from kvcairn.layout import SpaceDescriptor
+from kvcairn.memory.lease import Frame, Lease, Reservation
+from kvcairn.space import Space
+from kvcairn.transfer.job import Job
+from kvcairn.types import BlockEvent, Hit, Stats
+
+logger = logging.getLogger(__name__)
+
+CLOSE_DRAIN_S = 60.0
+
+
+class Cache:
+    """A tiered KV cache. All methods are thread-safe; only those that say so wait."""
+
+    _opened: ClassVar[dict[Config, Cache]] = {}
+    _opening: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, link: rq.Link, config: Config) -> None:
+        """Wrap a link to a core; `open` and `connect` are the usual ways."""
+        self._link, self._config = link, config
+        self._spaces: dict[bytes, Space] = {}
+        self._jobs: dict[int, Job] = {}
+        self._users = 1
+        self._guard = threading.Lock()
+
+    @classmethod
+    def open(cls, config: Config) -> Cache:
+        """Open a cache inside this process; it ends with `close`, or with the `with` it is used in.
+
+        Opened twice with equal settings in one process it is the same cache, which closes with the last user.
+
+        Raises:
+            ConfigError: a tier cannot be opened as the settings say; nothing is left open.
+        """
+        with cls._opening:
+            known = cls._opened.get(config)
+            if known is not None and known._join():
+                return known
+            cache = cls(Direct(open_core(config)), config)
+            cls._opened[config] = cache
+            return cache
+
+    @classmethod
+    def connect(cls, address: str, token: str | None = None) -> Cache:
+        """Connect to a daemon.
+
+        Raises:
+            UnsupportedError: this version has no daemon yet.
+        """
+        raise UnsupportedError(f"cannot connect to {address!r}: this version has no daemon; use Cache.open")
+
+    def space(self, descriptor: SpaceDescriptor) -> Space:
+        """Return the blocks of one model; the same object for an equal descriptor.
+
+        Raises:
+            LayoutError: its blocks are larger than the memory tier can hold.
+        """
+        with self._guard:
+            space = self._spaces.get(descriptor.space_id)
+            if space is None:
+                space = Space(self._link, descriptor, self._config.prefetch)
+                self._spaces[descriptor.space_id] = space
+            return space
+
+    def drain(self, tier: str | None = None, timeout_s: float | None = None) -> bool:
+        """Wait until background work is finished, on one tier or all; return whether it is.
+
+        True means that every write that was asked for is acknowledged or counted as dropped.
+
+        Raises:
+            ConfigError: there is no such tier.
+        """
+
+        def is_idle() -> bool:
+            reply: rq.Value = self._link.call(rq.IsIdle(tier))
+            return bool(reply.value)
+
+        return self._link.wait(is_idle, timeout_s)
+
+    def stats(self) -> Stats:
+        """Return the numbers of this moment."""
+        reply: rq.StatsReply = self._link.call(rq.GetStats())
+        return reply.stats
+
+    def add_tier(self, options: Mapping[str, Any]) -> None:
+        """Add a tier behind the others; `options` as in the settings. May wait for the tier's storage.
+
+        Raises:
+            ConfigError: the options are refused, or the tier cannot be opened; the cache is as before.
+        """
+        self._link.call(rq.AddTier(dict(options)))
+
+    def detach_tier(self, name: str, drain: bool = True) -> None:
+        """Let a tier go, with `drain` after its writes are done. Its content stays where it is.
+
+        Raises:
+            ConfigError: there is no such tier, or it is the memory tier.
+        """
+        if drain:
+            self.drain(name)
+        self._link.call(rq.DetachTier(name, drain))
+
+    def clear(self, space: Space | None = None, tier: str | None = None) -> None:
+        """Drop everything, or one space, or what is on one tier. Leases stay readable; open reservations commit to nothing.
+
+        Raises:
+            ConfigError: there is no such tier.
+        """
+        self._link.call(rq.Clear(None if space is None else space.frame.space, tier))
+
+    def events(self, timeout_s: float | None = None) -> EventStream:
+        """Return an iterator over what is stored and removed from now on; see `EventStream`."""
+        return EventStream(self._link, timeout_s)
+
+    def adopt(self, ticket: bytes) -> Lease | Reservation | Job:
+        """Share the lease, reservation or job that a ticket names; its slots stay held until all sharers let go.
+
+        Raises:
+            LeaseError: it has ended, or the ticket is of another run.
+        """
+        adopted: rq.Adopted = self._link.call(rq.Adopt(ticket))
+        space = next(s for s in self._spaces.values() if s.frame.space == adopted.space)
+        frame: Frame = space.frame
+        if adopted.lease is not None:
+            return Lease(frame, adopted.lease)
+        if adopted.reservation is not None:
+            return Reservation(frame, adopted.keys, adopted.reservation)
+        assert adopted.job is not None
+        return Job(frame, adopted.job, None)
+
+    def fileno(self) -> int:
+        """Return an eventfd that is readable when jobs have ended since the last `poll`."""
+        return self._link.fileno()
+
+    def poll(self) -> list[rq.JobStatus]:
+        """Return the jobs that ended since the last call and are still open. Never waits."""
+        try:
+            os.eventfd_read(self._link.fileno())
+        except BlockingIOError:
+            return []
+        batch: rq.JobBatch = self._link.call(rq.Ended())
+        return batch.jobs
+
+    def close(self, drain: bool = True) -> None:
+        """End the cache, with `drain` after background writes are done (at most 60 s). Idempotent.
+
+        Every later call of anything that came from it raises `ClosedError`; views of leases stay readable.
+        """
+        with self._opening:
+            with self._guard:
+                self._users = max(0, self._users - 1)
+                if self._users:
+                    return
+            if self._opened.get(self._config) is self:
+                del self._opened[self._config]
+            try:
+                if drain and not self.drain(timeout_s=CLOSE_DRAIN_S):
+                    logger.warning("closed with writes left over: a tier did not take them within %g s", CLOSE_DRAIN_S)
+            except ClosedError:
+                return
+            self._link.close(drain)
+
+    def __enter__(self) -> Self:
+        """Return the cache."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _join(self) -> bool:
+        """Count one more user; False where the cache has ended, or belongs to the parent process."""
+        try:
+            self.stats()
+        except ClosedError:
+            return False
+        with self._guard:
+            if self._users:
+                self._users += 1
+            return bool(self._users)
+
+
+class EventStream:
+    """Iterates over events: waits for the next one, and ends when the cache closes or `timeout_s` passes without one."""
+
+    def __init__(self, link: rq.Link, timeout_s: float | None) -> None:
+        """Collect from now on."""
+        self._link, self._timeout_s = link, timeout_s
+        self._reader = int(link.call(rq.Subscribe()).value)
+        self._ready: list[BlockEvent] = []
+        self._is_closed = False
+
+    def __iter__(self) -> Self:
+        """Return the stream."""
+        return self
+
+    def __next__(self) -> BlockEvent:
+        """Return the next event."""
+        if not self._ready:
+            self._link.wait(self._fetch, self._timeout_s)
+        if not self._ready:
+            raise StopIteration
+        return self._ready.pop(0)
+
+    def poll(self) -> list[BlockEvent]:
+        """Return what has been collected. Never waits."""
+        self._fetch()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def close(self) -> None:
+        """Collect no more."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._link.call(rq.Unsubscribe(self._reader))
+
+    def _fetch(self) -> bool:
+        """Take what there is; True when there is no need to wait any longer."""
+        if not self._is_closed:
+            try:
+                batch: rq.EventBatch = self._link.call(rq.Events(self._reader))
+            except ClosedError:
+                self._is_closed = True
+            else:
+                self._ready += batch.events
+        return self._is_closed or bool(self._ready)
+
+
+def lookup_all(spaces: Sequence[Space], keys: Sequence[bytes], start: int = 0) -> Hit:
+    """Return what can be restored in every one of several rank spaces: the boundaries that they have in common.
+
+    Raises:
+        ValueError: there is no space.
+    """
+    if not spaces:
+        raise ValueError("lookup_all needs at least one space")
+    hits = [space.lookup(keys, start) for space in spaces]
+    common = sorted(set(hits[0].boundaries).intersection(*(hit.boundaries for hit in hits[1:])))
+    length = common[-1] if common else 0
+    shortest = min(hits, key=lambda hit: hit.blocks)
+    by_tier = dict(shortest.by_tier) if shortest.blocks == length else {}
+    return Hit(
+        blocks=length,
+        block_tokens=hits[0].block_tokens,
+        by_tier=by_tier,
+        pending=max(hit.pending for hit in hits),
+        reason=None if length == len(keys) - start else shortest.reason,
+        sparse=tuple(common),
+    )
+
+
+def acquire_all(spaces: Sequence[Space], keys: Sequence[bytes], start: int = 0, deadline_s: float = 1.0) -> list[Lease]:
+    """Pin the same number of blocks in every one of several rank spaces, all or none.
+
+    The count is the longest boundary that all of them can restore by the deadline.
+
+    Raises:
+        ValueError: there is no space.
+    """
+    if not spaces:
+        raise ValueError("acquire_all needs at least one space")
+    link = spaces[0].frame.link
+    until_s = link.now() + deadline_s
+    count = lookup_all(spaces, keys, start).blocks
+    while True:
+        wanted = list(keys)[: start + count]
+        leases = [space.acquire(wanted, start, max(0.0, until_s - link.now())) for space in spaces]
+        common = min(lease.count for lease in leases)
+        if all(lease.count == common for lease in leases):
+            return leases
+        for lease in leases:
+            lease.release()
+        count = common

@@ -1,0 +1,344 @@
+"""The core: one handler for each request, under one short lock. No I/O happens here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvcairn import requests as rq
+from kvcairn.core.drops import Drops
+from kvcairn.core.hints import Pins
+from kvcairn.core.lease import Leases
+from kvcairn.core.level import Level
+from kvcairn.core.load import Loads
+from kvcairn.core.spaces import SpaceInfo
+from kvcairn.core.state import State
+from kvcairn.core.store import Store
+from kvcairn.core.writes import WritesDown
+from kvcairn.errors import ConfigError, LeaseError
+from kvcairn.index.arrays import Rows
+from kvcairn.types import Completion, JobState, MissReason, Stats, add_to
+
+DEADLINE_NEVER_S = float("inf")
+POLL_S = 0.001
+ACQUIRE_PRIORITY, PREFETCH_PRIORITY = 0, 50
+
+
+class Core:
+    """Owns the state of one cache and decides for every request.
+
+    `call` may come from any thread; it takes the one lock and never waits for I/O.
+    """
+
+    def __init__(self, state: State) -> None:
+        """Serve that state."""
+        self.state = state
+        self.boot_id = os.urandom(16)
+        self._drops = Drops(state)
+        self._leases = Leases(state, self._drops)
+        self._loads = Loads(state, self._leases, self._drops)
+        self._store = Store(state, self._drops)
+        self._pins = Pins(state)
+        self._writes: dict[str, WritesDown] = {}
+        self._watched: list[tuple[Completion, Callable[[], None]]] = []
+        self._handlers: dict[type, Callable[[Any], Any]] = _handlers(self)
+
+    def call(self, request: Any) -> Any:
+        """Handle one request and return its reply.
+
+        Raises:
+            LeaseError: it names a lease, reservation or job that is not open.
+            LayoutError: it opens a space whose blocks no tier can hold.
+            ConfigError: it names a tier that there is not.
+        """
+        with self.state.changed:
+            return self._handlers[type(request)](request)
+
+    def tick(self, now_s: float) -> float | None:
+        """Do what is due by time; return when to be called again."""
+        with self.state.changed:
+            due_s = self._loads.expire(now_s)
+            for writes in self._writes.values():
+                writes.pump()
+            watched, self._watched = self._watched, []
+        waiting = [(event, then) for event, then in watched if not event.query()]
+        for event, then in watched:
+            if (event, then) not in waiting:
+                then()
+        with self.state.changed:
+            self._watched += waiting
+            return now_s + POLL_S if self._watched else due_s
+
+    def when(self, event: Completion, then: Callable[[], None]) -> None:
+        """Call `then` from `tick`, once the event has ended."""
+        with self.state.changed:
+            self._watched.append((event, then))
+        self.state.executor.wake()
+
+    def attach(self, level: Level) -> None:
+        """Take up a tier that is open, behind the others."""
+        state = self.state
+        state.levels.append(level)
+        self._writes[level.name] = WritesDown(state, level, self._drops)
+        state.fastest.set_levels([each.residency for each in state.levels])
+
+    def detach(self, name: str) -> Level:
+        """Let a tier go, with what the index knows of it; its content stays where it is."""
+        state = self.state
+        level = self.level(name)
+        if level is state.memory:
+            raise ConfigError("tier", "the memory tier cannot be detached", name)
+        self._loads.cancel_all()
+        self._writes.pop(name).forget()
+        for group in range(len(level.residency.copies)):
+            rows = np.flatnonzero(level.residency.copies[group].state[:-1])
+            level.residency.drop(group, rows, MissReason.VANISHED)
+        state.levels.remove(level)
+        state.fastest.set_levels([each.residency for each in state.levels])
+        state.notify()
+        return level
+
+    def level(self, name: str) -> Level:
+        """Return a tier by name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for level in self.state.levels:
+            if level.name == name:
+                return level
+        names = ", ".join(level.name for level in self.state.levels)
+        raise ConfigError("tier", f"there is no such tier; there are: {names}", name)
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant does not hold. For tests; slow."""
+        with self.state.changed:
+            self.state.tree.check()
+            for level in self.state.levels:
+                level.residency.check()
+            self._store.check()
+
+    # --- handlers ----------------------------------------------------------------------------------------------
+
+    def _open_space(self, request: rq.OpenSpace) -> rq.SpaceOpened:
+        state = self.state
+        space = state.spaces.open(request.descriptor, state.memory.residency.allocator.largest_slot_bytes())
+        for level in state.levels:
+            for group in space.part_bytes:
+                level.residency.of(group)
+        return rq.SpaceOpened(space.number, state.config.verify_memory)
+
+    def _lookup(self, request: rq.Chain) -> rq.HitReply:
+        space, keys = self._wanted(request)
+        return rq.HitReply(self.state.walker.hit(space, keys, self.state.now()))
+
+    def _acquire(self, request: rq.Acquire) -> rq.Leased:
+        state = self.state
+        space, keys = self._wanted(request)
+        walk = state.walker.walk(space, keys, state.now())
+        self._seen(walk.rows[: walk.length])
+        lengths = state.walker.in_memory(space, walk.rows, state.now())
+        here = lengths[-1] if lengths else 0
+        if request.wait and walk.length > here:
+            job = self._loads.start(
+                space, keys, walk, priority=ACQUIRE_PRIORITY, lives_s=60.0, deadline_s=DEADLINE_NEVER_S
+            )
+            return rq.Leased(0, 0, None, [], None, job.hold.number)
+        reason = MissReason.DEADLINE if walk.length > here else walk.reason
+        leased = self._leases.make(space, keys, walk.rows, walk.length, reason)
+        self._leases.count(leased, len(keys), np.ones(leased.count, dtype=np.uint8))
+        return leased
+
+    def _prefetch(self, request: rq.Prefetch) -> rq.JobStatus:
+        state = self.state
+        space, keys = self._wanted(request)
+        walk = state.walker.walk(space, keys, state.now())
+        self._seen(walk.rows[: walk.length])
+        job = self._loads.start(
+            space,
+            keys,
+            walk,
+            priority=PREFETCH_PRIORITY - request.priority,
+            lives_s=state.config.prefetch.time_to_live_s,
+            deadline_s=DEADLINE_NEVER_S if request.deadline_s is None else request.deadline_s,
+        )
+        state.executor.wake()
+        return self._loads.status(job)
+
+    def _reserve(self, request: rq.Reserve) -> rq.Reserved:
+        return self._store.reserve(request)
+
+    def _commit(self, request: rq.Commit) -> rq.Value:
+        hold = self.state.ledger.get(request.reservation, "reservation")
+        published = self._store.commit(request)
+        self._seen(self.state.tree.find(hold.space.rows, hold.keys))
+        self._loads.advance_all()
+        self.state.notify()
+        return rq.Value(published.size)
+
+    def _abort(self, request: rq.Abort) -> rq.Value:
+        self._store.abort(request.reservation)
+        return self._changed()
+
+    def _release(self, request: rq.Release) -> rq.Value:
+        self._leases.release(request.lease)
+        return self._changed()
+
+    def _damaged(self, request: rq.Damaged) -> rq.Value:
+        self._leases.damaged(request.lease, request.block)
+        return self._changed()
+
+    def _job_info(self, request: rq.JobInfo) -> rq.JobStatus:
+        if self.state.ledger.find(request.job, "job") is None:
+            return rq.JobStatus(request.job, JobState.CANCELLED, 0, 0)
+        return self._loads.status(self._loads.get(request.job))
+
+    def _job_lease(self, request: rq.JobLease) -> rq.Leased:
+        leased = self._loads.lease(self._loads.get(request.job), request.count, request.reason or MissReason.PENDING)
+        self.state.notify()
+        return leased
+
+    def _job_cancel(self, request: rq.JobCancel) -> rq.Value:
+        self._loads.cancel(request.job)
+        return self._changed()
+
+    def _job_close(self, request: rq.JobClose) -> rq.Value:
+        self._loads.close(request.job)
+        return self._changed()
+
+    def _contains(self, request: rq.Chain) -> rq.Value:
+        flags = self._readable(request).flags
+        return rq.Value(flags.index(False) if False in flags else len(flags))
+
+    def _readable(self, request: rq.Chain) -> rq.Flags:
+        space, keys = self._wanted(request)
+        rows = self.state.tree.find(space.rows, keys)
+        usable = self.state.walker.usable(0, rows, self.state.now()) > 0
+        for group in range(1, len(space.groups)):
+            usable |= self.state.walker.usable(group, rows, self.state.now()) > 0
+        return rq.Flags(usable.tolist())
+
+    def _touch(self, request: rq.Touch) -> rq.Value:
+        space, keys = self._wanted(request)
+        rows = self.state.tree.find(space.rows, keys)
+        self._seen(rows[rows >= 0])
+        return rq.Value(None)
+
+    def _forget(self, request: rq.Forget) -> rq.Value:
+        space, keys = self._wanted(request)
+        rows = self.state.tree.find(space.rows, keys)
+        self._pins.unpin(rows[rows >= 0])
+        self._drops.rows(space, np.unique(rows[rows >= 0]), MissReason.CLEARED)
+        return self._changed()
+
+    def _hint(self, request: rq.Hint) -> rq.Value:
+        space, keys = self._wanted(request)
+        rows = self.state.tree.find(space.rows, keys)
+        return rq.Value(self._pins.hint(space, rows[rows >= 0], request.hints))
+
+    def _clear(self, request: rq.Clear) -> rq.Value:
+        state = self.state
+        levels = state.levels if request.tier is None else [self.level(request.tier)]
+        if state.memory in levels:
+            self._pins.clear(None if request.space is None else state.spaces[request.space])
+        for space in state.spaces if request.space is None else [state.spaces[request.space]]:
+            self._drops.everything(space, levels)
+        self._loads.advance_all()
+        return self._changed()
+
+    def _stats(self, _: rq.GetStats) -> rq.StatsReply:
+        state = self.state
+        by_space: dict[str, int] = {}
+        by_tenant: dict[str, int] = {}
+        for level in state.levels:
+            for (number, group), count in level.residency.counts.copies.items():
+                space = state.spaces[number]
+                nbytes = count * level.residency.slot_bytes(space, group)
+                add_to(by_space, space.rows.space_id.hex(), nbytes)
+                add_to(by_tenant, space.descriptor.tenant if space.descriptor else "", nbytes)
+        stats = Stats(
+            tiers={level.name: level.stats(state.spaces, state.now()) for level in state.levels},
+            hits_by_tier=dict(state.served.hits),
+            misses_by_reason=dict(state.served.misses),
+            blocks_asked=state.served.asked,
+            open_leases=state.ledger.count("lease"),
+            open_reservations=state.ledger.count("reservation"),
+            open_jobs=state.ledger.count("job"),
+            spaces=by_space,
+            tenants=by_tenant,
+        )
+        return rq.StatsReply(stats)
+
+    def _is_idle(self, request: rq.IsIdle) -> rq.Value:
+        levels = self.state.levels if request.tier is None else [self.level(request.tier)]
+        writes = [self._writes[level.name] for level in levels if level.name in self._writes]
+        return rq.Value(all(w.is_idle for w in writes) and not any(level.tasks for level in levels))
+
+    def _subscribe(self, _: rq.Subscribe) -> rq.Value:
+        return rq.Value(self.state.readers.add())
+
+    def _unsubscribe(self, request: rq.Unsubscribe) -> rq.Value:
+        self.state.readers.remove(request.reader)
+        return rq.Value(None)
+
+    def _events(self, request: rq.Events) -> rq.EventBatch:
+        return rq.EventBatch(self.state.readers.take(request.reader), self.state.is_closing)
+
+    def _ended(self, _: rq.Ended) -> rq.JobBatch:
+        return rq.JobBatch(self._loads.take_ended())
+
+    def _adopt(self, request: rq.Adopt) -> rq.Adopted:
+        try:
+            boot_id, kind, number = msgspec.msgpack.decode(request.ticket, type=tuple[bytes, str, int])
+        except msgspec.MsgspecError as error:
+            raise LeaseError(f"this is no ticket: {error}") from error
+        if boot_id != self.boot_id or kind not in ("lease", "reservation", "job"):
+            raise LeaseError("the ticket is of another run of the cache")
+        hold = self.state.ledger.get(number, kind)  # type: ignore[arg-type]
+        self.state.ledger.share(hold)
+        reply: dict[str, Any] = {"kind": kind, "space": hold.space.number, "keys": hold.keys}
+        if kind == "lease":
+            reply["lease"] = self._leases.describe(hold, None)
+        elif kind == "reservation":
+            reply["reservation"] = self._store.describe(hold)
+        else:
+            reply["job"] = self._loads.status(self._loads.get(number))
+        return rq.Adopted(**reply)
+
+    # --- what handlers share -----------------------------------------------------------------------------------
+
+    def _wanted(self, request: rq.Chain) -> tuple[SpaceInfo, list[bytes]]:
+        keys = request.keys[request.start :] if request.start else request.keys
+        return self.state.spaces[request.space], keys
+
+    def _seen(self, rows: Rows) -> None:
+        """Blocks were used: they become more recent everywhere, and are written where a policy wants them."""
+        rows = rows[rows >= 0]
+        now = self.state.now()
+        for level in self.state.levels:
+            level.residency.policy.touch(rows, now)
+        for writes in self._writes.values():
+            writes.ask(rows)
+
+    def _changed(self) -> rq.Value:
+        self._loads.advance_all()
+        self.state.notify()
+        return rq.Value(None)
+
+
+def _handlers(core: Core) -> dict[type, Callable[[Any], Any]]:
+    """Return the handler of each request type: the method of its name in lower case."""
+    names = {
+        rq.OpenSpace: "open_space", rq.Lookup: "lookup", rq.Probe: "lookup", rq.Acquire: "acquire",
+        rq.Prefetch: "prefetch", rq.Reserve: "reserve", rq.Commit: "commit", rq.Abort: "abort",
+        rq.Release: "release", rq.Damaged: "damaged", rq.JobInfo: "job_info", rq.JobLease: "job_lease",
+        rq.JobCancel: "job_cancel", rq.JobClose: "job_close", rq.Contains: "contains", rq.Readable: "readable",
+        rq.Touch: "touch", rq.Forget: "forget", rq.Hint: "hint", rq.GetStats: "stats", rq.IsIdle: "is_idle",
+        rq.Clear: "clear", rq.Subscribe: "subscribe", rq.Unsubscribe: "unsubscribe", rq.Events: "events",
+        rq.Ended: "ended", rq.Adopt: "adopt",
+    }  # fmt: skip
+    return {request: getattr(core, f"_{name}") for request, name in names.items()}

@@ -1,0 +1,73 @@
+"""Takes copies out of the index on purpose, and tells their tier, so that they do not come back after a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvcairn.core.level import Level, submit
+from kvcairn.core.spaces import SpaceInfo
+from kvcairn.core.state import State
+from kvcairn.errors import TierError
+from kvcairn.index.arrays import Rows
+from kvcairn.tiers.base import Delete
+from kvcairn.transfer.task import Task
+from kvcairn.types import MissReason
+
+DELETE_PRIORITY = 200  # behind reads and writes
+
+
+class Drops:
+    """Forget, clear, expire, and the loss of damaged copies."""
+
+    def __init__(self, state: State) -> None:
+        """Work on that state."""
+        self._state = state
+
+    def rows(self, space: SpaceInfo, rows: Rows, reason: MissReason, levels: list[Level] | None = None) -> None:
+        """Drop all copies of rows of one space, on all tiers or the given ones."""
+        for level in self._state.levels if levels is None else levels:
+            for group in range(len(level.residency.copies)):
+                self.copies(level, space, group, rows, reason)
+
+    def copies(self, level: Level, space: SpaceInfo, group: int, rows: Rows, reason: MissReason) -> None:
+        """Drop copies on one tier. The tier deletes them behind what it still has to do."""
+        if group >= len(level.residency.copies):
+            return
+        here = rows[level.residency.copies[group].state[rows] != 0]
+        if here.size == 0:
+            return
+        if level.tier is not None:
+            self.delete(level, level.deletes(space, group, here))
+        level.residency.drop(group, here, reason)
+
+    def expired(self, space: SpaceInfo, keys: list[bytes]) -> None:
+        """Drop those of the keys whose time to live is over."""
+        if self._state.walker.has_expiry:
+            rows = self._state.tree.find(space.rows, keys)
+            expires = self._state.tree.nodes.expires_s[rows]
+            over = rows[(rows >= 0) & (expires > 0) & (expires <= self._state.now())]
+            self.rows(space, over, MissReason.EXPIRED)
+
+    def everything(self, space: SpaceInfo, levels: list[Level]) -> None:
+        """Drop all copies of a space on these tiers."""
+        rows = np.fromiter(space.rows.rows.values(), dtype=np.intp, count=len(space.rows.rows))
+        self.rows(space, rows, MissReason.CLEARED, levels)
+
+    def delete(self, level: Level, deletes: list[Delete]) -> None:
+        """Have a tier forget copies that the index has dropped or never took up."""
+        tier = level.tier
+        if tier is None or not deletes:
+            return
+
+        def done(_: Any, error: TierError | None) -> None:
+            with self._state.changed:
+                level.tasks -= 1
+                level.note(error, self._state.now())
+                self._state.notify()
+
+        task = Task(
+            level.name, "delete", lambda: tier.delete(deletes), done, lambda: None, DELETE_PRIORITY, level.timeout_s
+        )
+        submit(level, self._state.executor, task)

@@ -1,0 +1,69 @@
+"""Hints: times to live, and pins that keep blocks from eviction under a cap."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcairn.core.spaces import SpaceInfo
+from kvcairn.core.state import State
+from kvcairn.index.arrays import Rows
+from kvcairn.types import CopyState, Hints
+
+PIN_FRACTION = 0.25  # of the memory tier
+
+
+class Pins:
+    """Blocks pinned by hint. A pin is not a lease: it keeps a copy in memory, and gives nobody its bytes."""
+
+    def __init__(self, state: State) -> None:
+        """Nothing is pinned."""
+        self._state = state
+        self._pinned: dict[tuple[int, int], SpaceInfo] = {}  # by (row, group)
+        self._bytes = 0
+
+    def hint(self, space: SpaceInfo, rows: Rows, hints: Hints) -> int:
+        """Note hints; return the number of blocks that are pinned now, of those the call names.
+
+        A pin beyond the cap, or of a block that is not in memory, is refused: the number is smaller then.
+        """
+        if hints.ttl_s is not None:
+            self._state.tree.nodes.expires_s[rows] = self._state.now() + hints.ttl_s
+            self._state.walker.has_expiry = True
+        if not hints.pin:
+            self.unpin(rows)
+            return 0
+        return sum(self._pin(space, row) for row in rows.tolist())
+
+    def unpin(self, rows: Rows) -> None:
+        """End the pins of rows."""
+        if self._pinned:
+            for row in rows.tolist():
+                for group in range(len(self._state.memory.residency.copies)):
+                    self._end(row, group)
+
+    def clear(self, space: SpaceInfo | None) -> None:
+        """End all pins, or those of one space."""
+        for (row, group), owner in list(self._pinned.items()):
+            if space is None or owner is space:
+                self._end(row, group)
+
+    def _pin(self, space: SpaceInfo, row: int) -> bool:
+        memory = self._state.memory.residency
+        cap = PIN_FRACTION * memory.allocator.capacity_bytes
+        for group in range(len(space.groups)):
+            size = memory.slot_bytes(space, group)
+            if (row, group) in self._pinned:
+                continue
+            if memory.of(group).state[row] != int(CopyState.READY) or self._bytes + size > cap:
+                return False
+            memory.pin(space, group, np.array([row], dtype=np.intp))
+            self._pinned[row, group] = space
+            self._bytes += size
+        return True
+
+    def _end(self, row: int, group: int) -> None:
+        space = self._pinned.pop((row, group), None)
+        if space is not None:
+            memory = self._state.memory.residency
+            self._bytes -= memory.slot_bytes(space, group)
+            memory.unpin(space, group, np.array([row], dtype=np.intp))

@@ -1,0 +1,135 @@
+"""Leases: blocks in memory that a client reads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvcairn.core.drops import Drops
+from kvcairn.core.holds import Hold
+from kvcairn.core.spaces import SpaceInfo
+from kvcairn.core.state import State
+from kvcairn.core.walk import Levels
+from kvcairn.index.arrays import Rows
+from kvcairn.memory.lease import SAMPLED
+from kvcairn.memory.slots import PAGE_BYTES
+from kvcairn.requests import Leased
+from kvcairn.types import MissReason
+
+
+class Leases:
+    """Make, share and end leases."""
+
+    def __init__(self, state: State, drops: Drops) -> None:
+        """Work on that state."""
+        self._state, self._drops = state, drops
+        self._rows: dict[int, Rows] = {}  # by lease: rows of its blocks
+        self._counted: dict[int, tuple[int, Levels, MissReason | None]] = {}  # by lease
+
+    def make(
+        self,
+        space: SpaceInfo,
+        keys: list[bytes],
+        rows: Rows,
+        at_most: int,
+        reason: MissReason | None,
+        exempt: Hold | None = None,
+    ) -> Leased:
+        """Lease the longest run of at most `at_most` blocks that memory and the cap allow.
+
+        Args:
+            space: of the blocks.
+            keys: the blocks asked for.
+            rows: row of each key.
+            at_most: blocks wanted.
+            reason: why no more are wanted.
+            exempt: a hold whose pins the lease takes over, and which do not count against the cap.
+        """
+        memory, now = self._state.memory.residency, self._state.now()
+        lengths = self._state.walker.in_memory(space, rows[:at_most], now)
+        length = lengths[-1] if lengths else 0
+        if length and exempt is None:
+            affordable = self._affordable(space, rows, lengths)
+            reason = MissReason.NO_ROOM if affordable < length else reason
+            length = affordable
+        elif length < at_most:
+            reason = reason or MissReason.PENDING
+        hold = self._state.ledger.add(Hold("lease", space, keys))
+        for group, (low, high) in enumerate(space.ranges(length)):
+            self._state.ledger.pin(hold, memory, group, rows[low:high])
+        self._rows[hold.number] = rows[:length]
+        return self.describe(hold, reason if length < len(keys) else None)
+
+    def describe(self, hold: Hold, reason: MissReason | None) -> Leased:
+        """Return a lease as the public value: where its blocks lie, and the checksums that are to be verified."""
+        rows, space = self._rows[hold.number], hold.space
+        offsets, checksums = [], []
+        verify = self._state.config.verify_memory
+        for group, (low, high) in enumerate(space.ranges(rows.size)):
+            copies = self._state.memory.residency.of(group)
+            places = np.full(rows.size, -1, dtype=np.int64)
+            places[low:high] = copies.slot[rows[low:high]].astype(np.int64) * PAGE_BYTES
+            offsets.append(places.tolist())
+            if verify != "never":
+                checksums.append([self._checksum(group, int(row), verify) for row in rows.tolist()])
+        return Leased(hold.number, rows.size, reason, offsets, checksums or None)
+
+    def release(self, number: int) -> None:
+        """End a lease. Idempotent."""
+        hold = self._state.ledger.find(number, "lease")
+        if hold is None or not self._state.ledger.end(hold):
+            return
+        rows = self._rows.pop(number)
+        self._counted.pop(number, None)
+        self._state.memory.residency.policy.touch(rows, self._state.now())
+
+    def damaged(self, number: int, block: int) -> None:
+        """Drop a copy that failed its checksum, and undo the lease with all that it counted."""
+        hold = self._state.ledger.get(number, "lease")
+        row = self._rows[number][block : block + 1]
+        for group in range(len(hold.space.groups)):
+            self._drops.copies(self._state.memory, hold.space, group, row, MissReason.CORRUPT)
+        asked, levels, reason = self._counted.pop(number)
+        self._state.count(asked, levels, reason, times=-1)
+        hold.shares = 1
+        self.release(number)
+
+    def count(self, leased: Leased, asked: int, levels: Levels) -> None:
+        """Count what a lease served (with the tier each block came from) and missed."""
+        self._counted[leased.lease] = asked, levels, leased.reason
+        self._state.count(asked, levels, leased.reason)
+
+    def within_cap(self, space: SpaceInfo, group: int, blocks: Rows, rows: Rows) -> Rows:
+        """Return the leading ones of `blocks` (numbers into `rows`) that may still be pinned in one group."""
+        memory = self._state.memory.residency
+        size = memory.slot_bytes(space, group)
+        costs = np.where(memory.of(group).pins[rows[blocks]] == 0, size, 0)
+        return blocks[np.cumsum(costs) <= max(self._budget(), 0 if memory.counts.pinned_bytes else size)]
+
+    def _budget(self) -> int:
+        """Bytes that may still be pinned."""
+        memory = self._state.memory.residency
+        cap = int(self._state.config.max_lease_fraction * memory.allocator.capacity_bytes)
+        return cap - memory.counts.pinned_bytes
+
+    def _affordable(self, space: SpaceInfo, rows: Rows, lengths: tuple[int, ...] | range) -> int:
+        """Return the longest of the lengths that the cap allows; a single block is allowed while nothing is pinned."""
+        memory = self._state.memory.residency
+        budget = max(self._budget(), 0 if memory.counts.pinned_bytes else self._block_bytes(space))
+        for length in reversed(lengths):
+            cost = 0
+            for group, (low, high) in enumerate(space.ranges(length)):
+                unpinned = memory.of(group).pins[rows[low:high]] == 0
+                cost += int(unpinned.sum()) * memory.slot_bytes(space, group)
+            if cost <= budget:
+                return length
+        return 0
+
+    def _block_bytes(self, space: SpaceInfo) -> int:
+        return sum(self._state.memory.residency.slot_bytes(space, group) for group in range(len(space.groups)))
+
+    def _checksum(self, group: int, row: int, verify: str) -> bytes:
+        """Return the checksum to verify a block against, b"" where it need not be."""
+        if verify == "sample" and self._state.tree.nodes.key[row, 0] >= SAMPLED:
+            return b""
+        checksum = self._state.memory.residency.of(group).checksum[row]
+        return checksum.tobytes() if checksum.any() else b""

@@ -1,0 +1,105 @@
+"""One tier as the core sees it: what lies there, how it is reached, and whether it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvcairn.core.residency import Residency
+from kvcairn.core.room import Room
+from kvcairn.core.spaces import SpaceInfo, Spaces
+from kvcairn.errors import TierError, TierFull
+from kvcairn.index.arrays import Rows
+from kvcairn.memory.slots import PAGE_BYTES, Addresses
+from kvcairn.tiers.base import BlockRef, Delete, Slot, Tier
+from kvcairn.tiers.breaker import Breaker
+from kvcairn.transfer.executor import Executor
+from kvcairn.transfer.task import Task
+from kvcairn.types import TierStats, add_to
+
+
+@dataclass(eq=False)
+class Level:
+    """A tier. `tier` is None for memory."""
+
+    name: str
+    residency: Residency
+    tier: Tier | None = None
+    write_policy: str = "none"
+    timeout_s: float = 5.0
+    breaker: Breaker = field(default_factory=Breaker)
+    errors: dict[str, int] = field(default_factory=dict)
+    writes_dropped: dict[str, int] = field(default_factory=dict)
+    tasks: int = 0  # submitted and not yet ended
+
+    def slot(self, address: int) -> Slot:
+        """Name a slot as the tier knows it."""
+        segment, number = self.residency.allocator.locate(address)
+        return Slot(
+            segment=segment.number,
+            offset_bytes=number * segment.slot_bytes,
+            slot_bytes=segment.slot_bytes,
+            segment_bytes=segment.regions * self.residency.allocator.region_bytes,
+            generation=int(segment.generation[number]),
+        )
+
+    def note(self, error: TierError | None, now_s: float) -> None:
+        """Count the end of a call; failures in a row switch the tier off."""
+        if error is None:
+            self.breaker.succeeded()
+            return
+        add_to(self.errors, type(error).__name__)
+        if not isinstance(error, TierFull):
+            self.breaker.failed(now_s)
+
+    def room(self, spaces: Spaces) -> Room:
+        """Return what makes room here."""
+        return Room(self.residency, spaces)
+
+    def quarantine(self, addresses: Addresses) -> Callable[[], None]:
+        """Keep slots from being given out; return what frees them."""
+        nbytes = sum(self.slot(int(a)).slot_bytes for a in addresses)
+        self.residency.counts.quarantined_bytes += nbytes
+
+        def free() -> None:
+            self.residency.counts.quarantined_bytes -= nbytes
+            self.residency.give_back(addresses)
+
+        return free
+
+    def stats(self, spaces: Spaces, now_s: float) -> TierStats:
+        """Return the numbers of this moment."""
+        residency = self.residency
+        padding = sum(
+            count * (residency.slot_bytes(spaces[space], group) - spaces[space].part_bytes[group])
+            for (space, group), count in residency.counts.copies.items()
+        )
+        return TierStats(
+            capacity_bytes=residency.allocator.capacity_bytes,
+            used_bytes=residency.allocator.used_bytes,
+            leased_bytes=residency.counts.pinned_bytes,
+            quarantined_bytes=residency.counts.quarantined_bytes,
+            rounding_bytes=padding,
+            blocks=residency.counts.blocks,
+            in_flight=residency.counts.in_flight,
+            writes_dropped=dict(self.writes_dropped),
+            errors=dict(self.errors),
+            is_down=self.breaker.is_open(now_s),
+        )
+
+    def deletes(self, space: SpaceInfo, group: int, rows: Rows) -> list[Delete]:
+        """Describe the copies of these rows for the tier, while they still have slots."""
+        copies, tree = self.residency.copies[group], self.residency.tree
+        return [
+            Delete(BlockRef(space.rows.space_id, tree.key(row), group), self.slot(int(copies.slot[row])))
+            for row in rows.tolist()
+        ]
+
+
+def submit(level: Level, executor: Executor, task: Task) -> None:
+    """Hand a task to the executor and count it as open; whoever ends it must subtract it."""
+    level.tasks += 1
+    executor.submit(task)
+
+
+__all__ = ["PAGE_BYTES", "Level", "submit"]

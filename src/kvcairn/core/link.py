@@ -1,0 +1,126 @@
+"""Two ways to the core inside one process: by reference, and through serialised bytes as a socket would."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from kvcairn.config import ConfigReader
+from kvcairn.core.core import Core
+from kvcairn.core.open import add_tier, close_core
+from kvcairn.errors import ClosedError, ConfigError
+from kvcairn.requests import AddTier, AnyReply, AnyRequest, DetachTier, Value
+from kvcairn.transfer.task import Task
+from kvcairn.types import Completion
+
+_LANE = "client"  # transfer threads that work for callers, not for a tier
+
+
+class Direct:
+    """Requests and replies are passed by reference. Any thread."""
+
+    def __init__(self, core: Core) -> None:
+        """Speak to that core, which ends with this link."""
+        self.core = core
+        self.boot_id = core.boot_id
+        self.arena = core.state.arena.view
+        self._is_open = True
+        self._closing = threading.Lock()
+        _open_links.add(self)
+
+    def call(self, request: Any) -> Any:
+        """Handle one request."""
+        if not self._is_open:
+            raise ClosedError("the cache is closed, or was opened by the parent of this process")
+        if isinstance(request, AddTier | DetachTier):
+            return self._change_tiers(request)
+        return self.core.call(request)
+
+    def wait(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait for `done()`."""
+        return self.core.state.executor.pause(self.core.state.changed, done, timeout_s)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run `work` on a transfer thread."""
+        task = Task(_LANE, "run", work, lambda value, error: None, lambda: None, timeout_s=float("inf"))
+        self.core.state.executor.submit(task)
+
+    def version(self) -> int:
+        """Return the number of changes so far."""
+        return self.core.state.version
+
+    def notify(self) -> None:
+        """Have those who wait ask again."""
+        with self.core.state.changed:
+            self.core.state.notify()
+
+    def when(self, event: Completion, then: Callable[[], None]) -> None:
+        """Call `then` once the event has ended."""
+        self.core.when(event, then)
+
+    def fileno(self) -> int:
+        """Return the eventfd."""
+        return self.core.state.eventfd
+
+    def now(self) -> float:
+        """Return the core's time."""
+        return self.core.state.now()
+
+    def close(self, drain: bool) -> None:
+        """End the core."""
+        with self._closing:
+            if not self._is_open:
+                return
+            self._is_open = False
+        close_core(self.core)
+
+    def abandon(self) -> None:
+        """This process is a fork: the core belongs to the parent."""
+        self._is_open = False
+
+    def _change_tiers(self, request: AddTier | DetachTier) -> Value:
+        core = self.core
+        if isinstance(request, AddTier):
+            options = ConfigReader().read_tier(request.options)
+            if any(level.name == options.name for level in core.state.levels):
+                raise ConfigError("tier.name", "there is a tier of that name", options.name)
+            add_tier(core, options, "tier")
+            return Value(None)
+        with core.state.changed:
+            level = core.detach(request.tier)
+        self.wait(lambda: level.tasks == 0, level.timeout_s)
+        if level.tier is not None:
+            level.tier.close()
+        return Value(None)
+
+
+class Loopback(Direct):
+    """Sends every request and reply through msgpack bytes, so that nothing passes that a socket could not carry."""
+
+    def __init__(self, core: Core) -> None:
+        """Speak to that core."""
+        super().__init__(core)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._requests = msgspec.msgpack.Decoder(AnyRequest)
+        self._replies = msgspec.msgpack.Decoder(AnyReply)
+
+    def call(self, request: Any) -> Any:
+        """Encode, decode, handle, encode, decode."""
+        reply = super().call(self._requests.decode(self._encoder.encode(request)))
+        return self._replies.decode(self._encoder.encode(reply))
+
+
+_open_links: weakref.WeakSet[Direct] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for link in list(_open_links):
+        link.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,244 @@
+"""Jobs: bring blocks from slower tiers into memory, hold them, and hand them over as a lease."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcairn.core.drops import Drops
+from kvcairn.core.holds import Hold
+from kvcairn.core.lease import Leases
+from kvcairn.core.promote import Promotion, Promotions
+from kvcairn.core.spaces import SpaceInfo
+from kvcairn.core.state import State
+from kvcairn.core.walk import Walk
+from kvcairn.index.arrays import Rows
+from kvcairn.requests import JobStatus, Leased
+from kvcairn.types import CopyState, JobState, MissReason
+
+FINAL = (JobState.READY, JobState.CANCELLED, JobState.FAILED)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One chain on its way into memory; blocks are counted from the first one wanted.
+
+    Attributes:
+        hold: pins what has arrived.
+        walk: what was found when the job began.
+        asked: blocks the caller asked for.
+        priority: of its reads; the lower goes first.
+        expires_s: when it is closed unless it has been taken over.
+        deadline_s: when it asks for no more.
+        needs: for each group the blocks needed, [from, to).
+        have: for each group which blocks are in memory and pinned.
+        serials: of the rows when the job began; another serial means that the row is another block now.
+        limit: blocks that can still arrive; what lies behind a block that was lost is not waited for.
+    """
+
+    hold: Hold
+    walk: Walk
+    asked: int
+    priority: int
+    expires_s: float
+    deadline_s: float
+    needs: list[tuple[int, int]]
+    have: list[npt.NDArray[np.bool_]]
+    serials: npt.NDArray[np.uint32]
+    limit: int
+    state: JobState = JobState.QUEUED
+    reason: MissReason | None = None
+    is_stalled: bool = False
+    announced: bool = False
+    promotions: list[Promotion] = field(default_factory=list)
+
+    @property
+    def ready(self) -> int:
+        """Leading blocks that are in memory, in every group that needs them."""
+        ready = self.limit
+        for (low, high), have in zip(self.needs, self.have, strict=True):
+            missing = np.flatnonzero(~have[low : min(high, self.limit)])
+            ready = min(ready, low + int(missing[0])) if missing.size else ready
+        return ready
+
+
+class Loads:
+    """All open jobs. `advance` is the one place that decides what a job does next."""
+
+    def __init__(self, state: State, leases: Leases, drops: Drops) -> None:
+        """Work on that state."""
+        self._state, self._leases = state, leases
+        self._promotions = Promotions(state, drops, self._lost, self.advance_all)
+        self._jobs: dict[int, Job] = {}
+        self._ended: list[int] = []
+
+    def start(
+        self, space: SpaceInfo, keys: list[bytes], walk: Walk, *, priority: int, lives_s: float, deadline_s: float
+    ) -> Job:
+        """Begin to load what a walk found; no more is asked for after `deadline_s` from now."""
+        needs = space.ranges(walk.length)
+        job = Job(
+            hold=self._state.ledger.add(Hold("job", space, keys)),
+            walk=walk,
+            asked=len(keys),
+            priority=priority,
+            expires_s=self._state.now() + lives_s,
+            deadline_s=self._state.now() + deadline_s,
+            needs=needs,
+            have=[np.zeros(walk.length, dtype=np.bool_) for _ in needs],
+            serials=self._state.tree.nodes.serial[walk.rows],
+            limit=walk.length,
+            reason=walk.reason,
+        )
+        self._jobs[job.hold.number] = job
+        self._hold_sources(job)
+        self._advance(job)
+        return job
+
+    def get(self, number: int) -> Job:
+        """Return an open job.
+
+        Raises:
+            LeaseError: it has ended, or never was.
+        """
+        self._state.ledger.get(number, "job")
+        return self._jobs[number]
+
+    def status(self, job: Job) -> JobStatus:
+        """Return a job as the public value."""
+        number, error = job.hold.number, job.reason.value if job.state is JobState.FAILED and job.reason else None
+        return JobStatus(number, job.state, job.ready, job.asked, error, None, job.is_stalled)
+
+    def lease(self, job: Job, count: int | None, late: MissReason) -> Leased:
+        """End a job and return a lease of what it brought, at most `count` blocks; `late` is why no more is waited for."""
+        have = job.ready if count is None else min(job.ready, count)
+        why = job.reason
+        if have < job.limit:
+            why = MissReason.NO_ROOM if job.is_stalled else late
+        space, keys, rows = job.hold.space, job.hold.keys, job.walk.rows
+        leased = self._leases.make(space, keys, rows, have, why, exempt=job.hold)
+        self._leases.count(leased, job.asked, job.walk.levels[: leased.count])
+        self.close(job.hold.number)
+        return leased
+
+    def cancel(self, number: int, reason: MissReason | None = None) -> None:
+        """Ask for nothing more. Reads that run are let finish; their blocks stay in memory, unheld."""
+        job = self._jobs.get(number)
+        if job is not None and job.state not in FINAL:
+            job.reason = reason or job.reason
+            self._end(job, JobState.CANCELLED)
+            self._promotions.cancel(job.promotions)
+
+    def cancel_all(self) -> None:
+        """Cancel every job: the tiers change under them."""
+        for number in list(self._jobs):
+            self.cancel(number)
+
+    def close(self, number: int) -> None:
+        """Let go of everything that a job holds. Idempotent."""
+        hold = self._state.ledger.find(number, "job")
+        if hold is not None and self._state.ledger.end(hold):
+            job = self._jobs.pop(number)
+            if job.state not in FINAL:
+                self._promotions.cancel(job.promotions)
+            self.advance_all()
+
+    def advance_all(self) -> None:
+        """Something changed: blocks arrived, were lost, or room was made."""
+        for job in list(self._jobs.values()):
+            if job.state not in FINAL:
+                self._advance(job)
+
+    def expire(self, now_s: float) -> float | None:
+        """Stop jobs past their deadline, close those that nobody took over; return when to look again."""
+        for job in [j for j in self._jobs.values() if j.deadline_s <= now_s and j.state not in FINAL]:
+            self.cancel(job.hold.number, MissReason.DEADLINE)
+        for job in [j for j in self._jobs.values() if j.expires_s <= now_s]:
+            job.hold.shares = 1
+            self.close(job.hold.number)
+        times = [j.expires_s if j.state in FINAL else min(j.expires_s, j.deadline_s) for j in self._jobs.values()]
+        return min(times, default=None)
+
+    def take_ended(self) -> list[JobStatus]:
+        """Return the jobs that ended since the last call and are still open."""
+        ended, self._ended = self._ended, []
+        return [self.status(self._jobs[n]) for n in ended if n in self._jobs]
+
+    def _advance(self, job: Job) -> None:
+        """Pin what has arrived, ask for what is missing, and see whether the job is done. Idempotent."""
+        waits, moving = False, False
+        stale = np.flatnonzero(self._state.tree.nodes.serial[job.walk.rows[: job.limit]] != job.serials[: job.limit])
+        if stale.size:
+            self._cut(job, 0, int(stale[0]))
+        for group, (low, high) in enumerate(job.needs):
+            high = min(high, job.limit)
+            todo = low + np.flatnonzero(~job.have[group][low:high])
+            states = self._state.memory.residency.of(group).state[job.walk.rows[todo]]
+            arrived = todo[states == int(CopyState.READY)]
+            arrived = self._affordable(job, group, arrived)
+            self._state.ledger.pin(job.hold, self._state.memory.residency, group, job.walk.rows[arrived])
+            job.have[group][arrived] = True
+            absent = todo[states == int(CopyState.ABSENT)]
+            moving = bool(((states != int(CopyState.READY)) & (states != int(CopyState.ABSENT))).any()) or moving
+            started = self._promote(job, group, absent) if absent.size else 0
+            moving = moving or started > 0
+            waits = waits or bool((~job.have[group][low : min(high, job.limit)]).any())
+        job.is_stalled = waits and not moving
+        if not waits:
+            self._end(job, JobState.READY if job.limit else JobState.FAILED)
+        elif moving:
+            job.state = JobState.LOADING
+
+    def _hold_sources(self, job: Job) -> None:
+        """Pin what is to be read on the slower tiers, so that nothing of the chain leaves while it loads."""
+        for group, (low, high) in enumerate(job.needs):
+            rows = job.walk.rows[low:high]
+            rows = rows[self._state.memory.residency.of(group).state[rows] != int(CopyState.READY)]
+            for level in self._state.lower:
+                copies = level.residency.of(group)
+                self._state.ledger.pin(
+                    job.hold, level.residency, group, rows[copies.state[rows] == int(CopyState.READY)]
+                )
+
+    def _promote(self, job: Job, group: int, absent: Rows) -> int:
+        rows = job.walk.rows[absent]
+        sources = self._state.walker.usable(group, rows, self._state.now())
+        lost = absent[sources == 0]
+        if lost.size:
+            self._cut(job, group, int(lost[0]))
+            absent, sources = absent[absent < job.limit], sources[absent < job.limit]
+        before = len(job.promotions)
+        affordable = self._affordable(job, group, absent)
+        rows = job.walk.rows[affordable]
+        started = self._promotions.start(job.hold.space, group, rows, sources[: rows.size], job.priority)
+        job.promotions.extend(started)
+        return len(job.promotions) - before
+
+    def _affordable(self, job: Job, group: int, blocks: Rows) -> Rows:
+        """Return the leading blocks that the cap on leases still allows to be pinned."""
+        return self._leases.within_cap(job.hold.space, group, blocks, job.walk.rows)
+
+    def _lost(self, rows: Rows, group: int, reason: MissReason) -> None:
+        """A read failed: no job waits for these rows any more."""
+        for job in self._jobs.values():
+            if job.state in FINAL:
+                continue
+            hit = np.flatnonzero(np.isin(job.walk.rows[: job.limit], rows) & ~job.have[group][: job.limit])
+            if hit.size:
+                self._cut(job, group, int(hit[0]), reason)
+
+    def _cut(self, job: Job, group: int, at: int, reason: MissReason | None = None) -> None:
+        if at < job.limit:
+            job.limit = at
+            space, key = job.hold.space, job.hold.keys[at]
+            row = int(self._state.tree.find(space.rows, [key])[0])
+            job.reason = reason or self._state.walker.reason_of(space, key, row, group, self._state.now())
+
+    def _end(self, job: Job, state: JobState) -> None:
+        job.state, job.is_stalled = state, False
+        if not job.announced:
+            job.announced = True
+            self._ended.append(job.hold.number)
+            self._state.job_ended()

@@ -1,0 +1,189 @@
+"""Puts a core together from settings: arena, tiers, executor, and what an earlier run left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from kvcairn.config import Config, TierOptions
+from kvcairn.core.core import Core
+from kvcairn.core.drops import Drops
+from kvcairn.core.events import Readers
+from kvcairn.core.holds import Ledger
+from kvcairn.core.level import Level
+from kvcairn.core.residency import Fastest, Residency
+from kvcairn.core.spaces import Spaces
+from kvcairn.core.state import State
+from kvcairn.core.walk import Walker
+from kvcairn.errors import ConfigError, TierError
+from kvcairn.index.tree import Tree
+from kvcairn.memory.arena import Arena
+from kvcairn.memory.slots import PAGE_BYTES, Addresses, SlotAllocator
+from kvcairn.policy import eviction
+from kvcairn.tiers import registry
+from kvcairn.tiers.base import BlockRef, Delete, Stored, Tier, TierContext
+from kvcairn.transfer.executor import Executor, ThreadExecutor
+from kvcairn.transfer.task import Task
+
+logger = logging.getLogger(__name__)
+
+PREFAULT_STEP_BYTES = 64 << 20
+NEVER_S = float("inf")
+
+Wrap = Callable[[Tier], Tier]
+
+
+def open_core(config: Config, *, executor: Executor | None = None, wrap: Wrap | None = None) -> Core:
+    """Return a running core.
+
+    Args:
+        config: checked settings, memory first.
+        executor: who runs transfers; threads unless given.
+        wrap: put around each tier below memory, for tests.
+
+    Raises:
+        ConfigError: a tier cannot be opened as the settings say. Nothing is left open then.
+    """
+    executor = executor or ThreadExecutor()
+    options = config.memory
+    capacity = options.capacity_bytes // PAGE_BYTES * PAGE_BYTES
+    if not capacity:
+        raise ConfigError("tiers[0].capacity", f"a slot takes at least {PAGE_BYTES} bytes", options.capacity_bytes)
+    arena = Arena(capacity)
+    tree = Tree()
+    fastest, readers, spaces = Fastest(tree), Readers(tree), Spaces(tree)
+    policy = eviction.create(options.eviction, "tiers[0].eviction")
+    memory = Residency(options.name, tree, SlotAllocator(capacity, options.region_bytes), policy, fastest, readers)
+    levels = [Level(options.name, memory)]
+    fastest.set_levels([memory])
+    walker = Walker(tree, fastest, levels)
+    state = State(config, executor, arena, tree, spaces, fastest, readers, levels, walker, Ledger())
+    state.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if hasattr(os, "eventfd") else -1
+    if options.poison:
+        memory.on_free = lambda addresses: _poison(arena, memory.allocator, addresses)
+    core = Core(state)
+    try:
+        for number, each in enumerate(config.tiers[1:], start=1):
+            add_tier(core, each, f"tiers[{number}]", wrap)
+    except BaseException:
+        close_core(core)
+        raise
+    executor.start(core.tick)
+    if options.prefault:
+        executor.submit(_prefault(state, options.name))
+    return core
+
+
+def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = None) -> None:
+    """Open a tier and attach it behind the others. Does I/O, so it runs outside of the core's lock.
+
+    Raises:
+        ConfigError: it cannot be opened; the core is as before.
+    """
+    tier = registry.create(options, TierContext(core.state.executor.clock), path)
+    tier = wrap(tier) if wrap else tier
+    try:
+        stored = list(tier.open())
+    except TierError as error:
+        raise ConfigError(path, str(error)) from error
+    try:
+        level = _level(core.state, tier, options, path)
+        with core.state.changed:
+            left = restore(core.state, level, stored)
+            core.attach(level)
+            Drops(core.state).delete(level, left)
+    except BaseException:
+        tier.close()
+        raise
+
+
+def close_core(core: Core) -> None:
+    """Stop transfers, then let go of tiers and arena. What is queued is dropped: drain before."""
+    state = core.state
+    with state.changed:
+        state.is_closing = True
+        state.notify()
+    state.executor.close()
+    for level in state.lower:
+        if level.tier is not None:
+            level.tier.close()
+    state.arena.close()
+    if state.eventfd >= 0:
+        os.close(state.eventfd)
+        state.eventfd = -1
+
+
+def restore(state: State, level: Level, stored: Iterable[Stored]) -> list[Delete]:
+    """Take up what an earlier run left on a tier; return what finds no place any more."""
+    residency, left = level.residency, []
+    by_space: dict[bytes, list[tuple[Stored, int]]] = {}
+    seen: set[BlockRef] = set()
+    for item in sorted(stored, key=lambda s: -s.slot.generation):
+        slot = item.slot
+        address = None
+        if item.block not in seen:
+            address = residency.allocator.restore(
+                slot.segment, slot.segment_bytes, slot.slot_bytes, slot.offset_bytes, slot.generation
+            )
+        if address is None:
+            left.append(Delete(item.block, slot))
+        else:
+            seen.add(item.block)
+            by_space.setdefault(item.block.space_id, []).append((item, address))
+    for space_id, items in by_space.items():
+        _restore_space(state, level, space_id, items)
+    if left:
+        logger.warning("tier %r: %d blocks of an earlier run do not fit and are dropped", level.name, len(left))
+    return left
+
+
+def _restore_space(state: State, level: Level, space_id: bytes, items: list[tuple[Stored, int]]) -> None:
+    space, tree, residency = state.spaces.known(space_id), state.tree, level.residency
+    keys = list(dict.fromkeys(item.block.key for item, _ in items))
+    parents = {item.block.key: item.parent for item, _ in items}
+    tree.adopt(space.rows, keys, [parents[key] for key in keys])
+    for group in sorted({item.block.group for item, _ in items}):
+        mine = [(item, address) for item, address in items if item.block.group == group]
+        space.part_bytes.setdefault(group, mine[0][0].nbytes)
+        rows = tree.find(space.rows, [item.block.key for item, _ in mine])
+        addresses: Addresses = np.array([address for _, address in mine], dtype=np.int32)
+        residency.restore(group, rows, addresses)
+        checksums = np.frombuffer(b"".join(item.checksum for item, _ in mine), dtype=np.uint8)
+        residency.of(group).checksum[rows] = checksums.reshape(-1, 16)
+    residency.policy.add(tree.leaves_last(tree.find(space.rows, keys)), state.now())
+
+
+def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
+    given: dict[str, Any] = {name: getattr(options, name) for name in options.__struct_fields__}
+    overhead, region = getattr(tier, "overhead_bytes", 0), getattr(tier, "region_bytes", None)
+    try:
+        allocator = SlotAllocator(given["capacity_bytes"] - overhead, region)
+    except ValueError as error:
+        raise ConfigError(f"{path}.capacity", str(error), given["capacity_bytes"]) from error
+    policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")
+    residency = Residency(options.name, state.tree, allocator, policy, state.fastest, state.readers)
+    residency.header_bytes = tier.header_bytes
+    level = Level(options.name, residency, tier, given.get("write_policy", "through"), given.get("deadline_s", 5.0))
+    for space in state.spaces:
+        for group in space.part_bytes:
+            residency.of(group)
+    return level
+
+
+def _poison(arena: Arena, allocator: SlotAllocator, addresses: Addresses) -> None:
+    for address in addresses.tolist():
+        arena.poison(address * PAGE_BYTES, allocator.locate(address)[0].slot_bytes)
+
+
+def _prefault(state: State, tier: str) -> Task:
+    def touch_all() -> None:
+        for begin in range(0, state.arena.capacity_bytes, PREFAULT_STEP_BYTES):
+            if state.is_closing:
+                return
+            state.arena.prefault(begin, min(PREFAULT_STEP_BYTES, state.arena.capacity_bytes - begin))
+
+    return Task(tier, "prefault", touch_all, lambda value, error: None, lambda: None, timeout_s=NEVER_S)

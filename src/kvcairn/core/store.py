@@ -1,0 +1,180 @@
+"""Reservations: slots for blocks that are not in memory, published by their writer or given back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvcairn.core.drops import Drops
+from kvcairn.core.holds import Hold
+from kvcairn.core.spaces import SpaceInfo
+from kvcairn.core.state import State
+from kvcairn.index.arrays import NO_ROWS, Rows
+from kvcairn.index.tree import ROOT, UNKNOWN_PARENT
+from kvcairn.memory.slots import PAGE_BYTES, Addresses
+from kvcairn.requests import Commit, Reserve, Reserved
+from kvcairn.types import CopyState, MissReason
+
+
+@dataclass(slots=True)
+class Part:
+    """One group of a reservation: `at[j]` is the number, within the reservation, of the block in `rows[j]`."""
+
+    at: Rows
+    rows: Rows
+    addresses: Addresses
+
+
+class Store:
+    """Reserve, then commit or abort."""
+
+    def __init__(self, state: State, drops: Drops) -> None:
+        """Store into that state's memory tier."""
+        self._state, self._drops = state, drops
+        self._parts: dict[int, tuple[list[int], list[Part]]] = {}  # by hold: block numbers, groups
+
+    def reserve(self, request: Reserve) -> Reserved:
+        """Take slots for what is absent of `keys[start:]`; shorter where there is no room."""
+        state = self._state
+        space = state.spaces[request.space]
+        keys = request.keys
+        hold = state.ledger.add(Hold("reservation", space, keys))
+        self._drops.expired(space, keys)
+        rows = state.tree.find(space.rows, keys)
+        self._pin_ready(hold, rows)
+        wanted = rows[request.start :]
+        absent = [self._absent(space, group, wanted, request.parts) for group in range(len(space.groups))]
+        taken = [self._take(space, group, flags) for group, flags in enumerate(absent)]
+        limit = self._limit(absent, taken)
+        blocks = np.flatnonzero(np.any(absent, axis=0)[:limit]) if wanted.size else NO_ROWS
+        in_flight = self._in_flight(space, wanted)
+        parts = self._claim(request, space, keys, absent, taken, blocks) if blocks.size else []
+        if not blocks.size:
+            self._give_back(taken, [0] * len(taken))
+            state.ledger.unpin(hold)
+        self._parts[hold.number] = ((blocks + request.start).tolist(), parts)
+        return self._reply(hold, in_flight, None if limit >= wanted.size else MissReason.NO_ROOM, request.start)
+
+    def describe(self, hold: Hold) -> Reserved:
+        """Return an open reservation as a reply, for a process that adopts it."""
+        return self._reply(hold, [], None, 0)
+
+    def commit(self, request: Commit) -> Rows:
+        """Publish the blocks that are `ok`, give the others back; return the rows published."""
+        state, memory, now = self._state, self._state.memory.residency, self._state.now()
+        hold = state.ledger.get(request.reservation, "reservation")
+        blocks, parts = self._parts.pop(hold.number)
+        ok = np.ones(len(blocks), dtype=np.bool_) if request.ok is None else np.array(request.ok, dtype=np.bool_)
+        published = NO_ROWS
+        for group, part in enumerate(parts):
+            is_open = memory.of(group).state[part.rows] == int(CopyState.RESERVED)
+            good = ok[part.at] & is_open
+            rows = part.rows[good]
+            if request.checksums is not None and rows.size:
+                sums = [request.checksums[group][at] or bytes(16) for at in part.at[good].tolist()]
+                memory.of(group).checksum[rows] = np.frombuffer(b"".join(sums), dtype=np.uint8).reshape(-1, 16)
+            state.tree.nodes.expires_s[rows] = 0
+            memory.publish(group, rows, now)
+            published = np.union1d(published, rows) if published.size else rows
+            self._discard(group, part.rows[~good])
+        hold.shares = 1
+        state.ledger.end(hold)
+        return published
+
+    def abort(self, number: int) -> None:
+        """Give the slots back. A handle that others share only leaves."""
+        hold = self._state.ledger.find(number, "reservation")
+        if hold is None or not self._state.ledger.end(hold):
+            return
+        for group, part in enumerate(self._parts.pop(number)[1]):
+            self._discard(group, part.rows)
+
+    def check(self) -> None:
+        """Raise AssertionError where open reservations and the books disagree."""
+        assert set(self._parts) == {h.number for h in self._state.ledger.open_holds() if h.kind == "reservation"}
+
+    def _discard(self, group: int, rows: Rows) -> None:
+        if rows.size:
+            memory = self._state.memory.residency
+            memory.drop(group, rows, MissReason.NOT_WRITTEN)
+            memory.let_go(group, rows)
+
+    def _pin_ready(self, hold: Hold, rows: Rows) -> None:
+        memory = self._state.memory.residency
+        known = rows[rows >= 0]
+        for group in range(len(hold.space.groups)):
+            ready = known[memory.of(group).state[known] == int(CopyState.READY)]
+            self._state.ledger.pin(hold, memory, group, ready)
+
+    def _absent(
+        self, space: SpaceInfo, group: int, wanted: Rows, parts: list[list[int]] | None
+    ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which of the wanted blocks have no copy of this group in memory, in any state."""
+        flags = self._state.memory.residency.of(group).state[wanted] == 0
+        if parts is not None:
+            flags &= np.array([group in chosen for chosen in parts[: wanted.size]], dtype=np.bool_)
+        return np.asarray(flags, dtype=np.bool_)
+
+    def _in_flight(self, space: SpaceInfo, wanted: Rows) -> list[int]:
+        writing = (int(CopyState.RESERVED), int(CopyState.WRITING), int(CopyState.EVICTING))
+        flags = np.zeros(wanted.size, dtype=np.bool_)
+        for group in range(len(space.groups)):
+            flags |= np.isin(self._state.memory.residency.of(group).state[wanted], writing)
+        return np.flatnonzero(flags).tolist()
+
+    def _take(self, space: SpaceInfo, group: int, absent: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Addresses:
+        memory = self._state.memory
+        count, slot_bytes = int(absent.sum()), memory.residency.slot_bytes(space, group)
+        if count == 0:
+            return np.empty(0, dtype=np.int32)
+        room = memory.room(self._state.spaces).make(slot_bytes, count)
+        return memory.residency.allocator.take(slot_bytes, min(room, count))
+
+    def _limit(self, absent: list[np.ndarray[tuple[int], np.dtype[np.bool_]]], taken: list[Addresses]) -> int:
+        """Return how many leading blocks have all the slots they want."""
+        limit = absent[0].size
+        for flags, addresses in zip(absent, taken, strict=True):
+            short = np.flatnonzero(flags)[addresses.size :]
+            limit = min(limit, int(short[0])) if short.size else limit
+        return limit
+
+    def _claim(
+        self,
+        request: Reserve,
+        space: SpaceInfo,
+        keys: list[bytes],
+        absent: list[np.ndarray[tuple[int], np.dtype[np.bool_]]],
+        taken: list[Addresses],
+        blocks: Rows,
+    ) -> list[Part]:
+        last = request.start + int(blocks[-1]) + 1
+        rows = self._state.tree.ensure(space.rows, keys[request.start : last], self._parent_row(space, request, keys))
+        parts, used = [], []
+        for group, (flags, addresses) in enumerate(zip(absent, taken, strict=True)):
+            chosen = np.flatnonzero(flags[: rows.size])
+            mine = addresses[: chosen.size]
+            self._state.memory.residency.claim(space, group, rows[chosen], mine, CopyState.RESERVED)
+            parts.append(Part(np.searchsorted(blocks, chosen), rows[chosen], mine))
+            used.append(chosen.size)
+        self._give_back(taken, used)
+        return parts
+
+    def _parent_row(self, space: SpaceInfo, request: Reserve, keys: list[bytes]) -> int:
+        """Return the row before the first block wanted, made if the block is not known."""
+        above = keys[request.start - 1] if request.start else request.parent
+        if not above:
+            return ROOT if above is None else UNKNOWN_PARENT
+        return int(self._state.tree.ensure(space.rows, [above], UNKNOWN_PARENT)[0])
+
+    def _give_back(self, taken: list[Addresses], used: list[int]) -> None:
+        for addresses, count in zip(taken, used, strict=True):
+            if addresses.size > count:
+                self._state.memory.residency.allocator.give(addresses[count:])
+
+    def _reply(self, hold: Hold, in_flight: list[int], reason: MissReason | None, start: int) -> Reserved:
+        blocks, parts = self._parts[hold.number]
+        offsets = np.full((len(hold.space.groups), len(blocks)), -1, dtype=np.int64)
+        for group, part in enumerate(parts):
+            offsets[group][part.at] = part.addresses.astype(np.int64) * PAGE_BYTES
+        return Reserved(hold.number, blocks, offsets.tolist(), [start + i for i in in_flight], reason)

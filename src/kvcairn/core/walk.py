@@ -1,0 +1,163 @@
+"""How far a chain can be restored, from which tiers, and why no further. Pure: a walk changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcairn.core.level import Level
+from kvcairn.core.residency import READY, Fastest
+from kvcairn.core.spaces import SpaceInfo
+from kvcairn.index.arrays import Rows
+from kvcairn.index.tree import Tree
+from kvcairn.types import CopyState, Hit, MissReason
+
+Levels = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class Walk:
+    """What was found; blocks are counted from the first one wanted.
+
+    Attributes:
+        rows: row of each key wanted, -1 where it is not known.
+        levels: number of the slowest tier needed for each of the first `length` blocks, plus one.
+        length: longest restorable run.
+        sparse: restorable lengths where they are not all of 1..length.
+        reason: why it ends, None if nothing is missing.
+    """
+
+    rows: Rows
+    levels: Levels
+    length: int
+    sparse: tuple[int, ...] | None
+    reason: MissReason | None
+
+
+class Walker:
+    """Walks chains over all tiers."""
+
+    def __init__(self, tree: Tree, fastest: Fastest, levels: list[Level]) -> None:
+        """Look at these tiers, the fastest first."""
+        self._tree, self._fastest, self._levels = tree, fastest, levels
+        self.has_expiry = False  # set by the first time to live
+
+    def walk(self, space: SpaceInfo, keys: list[bytes], now_s: float) -> Walk:
+        """Return how far `keys` can be restored from any tier that works."""
+        rows = self._tree.find(space.rows, keys)
+        if len(space.groups) == 1 and space.groups[0].kind == "full":
+            found = self.usable(0, rows, now_s)
+            length = rows.size if found.all() else int(found.argmin())
+            sparse = None
+        else:
+            usable = [self.usable(g, rows, now_s) for g in range(len(space.groups))]
+            sparse = restorable(space, [u > 0 for u in usable])
+            length = sparse[-1] if sparse else 0
+            found = np.max(usable, axis=0) if usable else np.zeros(rows.size, dtype=np.uint8)
+        reason = None if length == len(keys) else self._reason(space, keys, rows, length, now_s)
+        return Walk(rows, found[:length], length, sparse, reason)
+
+    def in_memory(self, space: SpaceInfo, rows: Rows, now_s: float) -> tuple[int, ...] | range:
+        """Return the lengths that can be restored from memory alone, ascending."""
+        flags = [(self._fastest.of(g)[rows] == 1) & ~self._expired(rows, now_s) for g in range(len(space.groups))]
+        if len(flags) == 1 and space.groups[0].kind == "full":
+            return range(1, 1 + (rows.size if flags[0].all() else int(flags[0].argmin())))
+        return restorable(space, flags)
+
+    def usable(self, group: int, rows: Rows, now_s: float) -> Levels:
+        """Return the number of the fastest working tier with each row, plus one; 0 where there is none."""
+        best: Levels = self._fastest.of(group)[rows]
+        if any(level.breaker.is_open(now_s) for level in self._levels):
+            best = np.zeros_like(best)
+            for number in range(len(self._levels) - 1, -1, -1):
+                level = self._levels[number]
+                if group < len(level.residency.copies) and not level.breaker.is_open(now_s):
+                    best[level.residency.copies[group].state[rows] == READY] = number + 1
+        if self.has_expiry:
+            best = np.where(self._expired(rows, now_s), 0, best).astype(np.uint8)
+        return best
+
+    def hit(self, space: SpaceInfo, keys: list[bytes], now_s: float) -> Hit:
+        """Return a walk's result as the public value."""
+        walk = self.walk(space, keys, now_s)
+        assert space.descriptor is not None
+        return Hit(
+            blocks=walk.length,
+            block_tokens=space.descriptor.block_tokens,
+            by_tier=self.by_tier(walk.levels),
+            pending=self._pending(walk) if walk.reason is MissReason.PENDING else 0,
+            reason=walk.reason,
+            sparse=walk.sparse,
+        )
+
+    def by_tier(self, levels: Levels) -> dict[str, int]:
+        """Count blocks by tier name."""
+        if levels.size == 0:
+            return {}
+        first = int(levels[0])
+        if (levels == first).all():
+            return {self._levels[first - 1].name: levels.size}
+        counts = np.bincount(levels, minlength=len(self._levels) + 1)
+        return {level.name: int(n) for level, n in zip(self._levels, counts[1:], strict=False) if n}
+
+    def reason_of(self, space: SpaceInfo, key: bytes, row: int, group: int, now_s: float) -> MissReason:
+        """Say why one copy cannot be had."""
+        if row >= 0:
+            if bool(self._expired(np.array([row], dtype=np.intp), now_s)[0]):
+                return MissReason.EXPIRED
+            states = [
+                int(level.residency.copies[group].state[row])
+                for level in self._levels
+                if group < len(level.residency.copies)
+            ]
+            if READY in states:
+                return MissReason.TIER_DOWN
+            if CopyState.RESERVED in states or CopyState.WRITING in states:
+                return MissReason.PENDING
+        return self._tree.why_gone(space.rows, key, row)
+
+    def _reason(self, space: SpaceInfo, keys: list[bytes], rows: Rows, length: int, now_s: float) -> MissReason:
+        """Say why a run of `length` is the longest: the first copy missing for all of `keys`."""
+        for group, (low, high) in enumerate(space.ranges(len(keys))):
+            low = max(low, length) if space.is_full(group) else low
+            missing = np.flatnonzero(self.usable(group, rows[low:high], now_s) == 0)
+            if missing.size:
+                at = low + int(missing[0])
+                return self.reason_of(space, keys[at], int(rows[at]), group, now_s)
+        return MissReason.UNKNOWN
+
+    def _pending(self, walk: Walk) -> int:
+        """Count the blocks right behind the run that are being written."""
+        rest = walk.rows[walk.length :]
+        busy = np.zeros(rest.size, dtype=np.bool_)
+        for level in self._levels:
+            for copies in level.residency.copies:
+                busy |= np.isin(copies.state[rest], (int(CopyState.RESERVED), int(CopyState.WRITING)))
+        return rest.size if busy.all() else int(busy.argmin())
+
+    def _expired(self, rows: Rows, now_s: float) -> npt.NDArray[np.bool_]:
+        if not self.has_expiry:
+            return np.zeros(rows.size, dtype=np.bool_)
+        expires = self._tree.nodes.expires_s[rows]
+        return (expires > 0) & (expires <= now_s)
+
+
+def restorable(space: SpaceInfo, flags: list[npt.NDArray[np.bool_]]) -> tuple[int, ...]:
+    """Return every length for which all groups have what it needs, ascending.
+
+    Args:
+        space: whose groups say what a length needs.
+        flags: for each group, which blocks it has.
+    """
+    total = flags[0].size if flags else 0
+    lengths = np.arange(1, total + 1)
+    good = np.ones(total, dtype=np.bool_)
+    assert space.descriptor is not None
+    for group, have in zip(space.groups, flags, strict=True):
+        back = group.blocks_back(space.descriptor.block_tokens)
+        last_hole = np.maximum.accumulate(np.where(have, 0, lengths))  # number of the last block missing up to here
+        needed_from = np.zeros_like(lengths) if back is None else np.maximum(lengths - back, 0)
+        good &= last_hole <= needed_from
+    return tuple(lengths[good].tolist())

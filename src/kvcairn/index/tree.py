@@ -1,0 +1,254 @@
+"""The prefix tree over all tiers: one row a block, one dict from key to row for each space.
+
+Rows live in typed arrays and keys in one dict of plain bytes and ints, so that the garbage collector has nothing to
+walk. The tree knows blocks and their chain; where copies lie is kept in `Copies`, one for each tier and layer
+group. A row stays while any copy of it exists or any child refers to it.
+
+Owner thread only, no I/O, never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import repeat
+
+import numpy as np
+
+from kvcairn.index.arrays import NO_ROWS, Rows, column, grown
+from kvcairn.index.copies import Copies
+from kvcairn.index.ghosts import Ghosts
+from kvcairn.types import CopyState, MissReason
+
+ROOT = -1
+UNKNOWN_PARENT = -2
+_FIRST_ROWS = 1024
+_REASONS = list(MissReason)
+_CODE = {reason: code for code, reason in enumerate(_REASONS)}
+
+
+class SpaceRows:
+    """The blocks of one space: its dict, and what is remembered of those that left."""
+
+    def __init__(self, number: int, space_id: bytes) -> None:
+        """Start empty."""
+        self.number, self.space_id = number, space_id
+        self.rows: dict[bytes, int] = {}
+        self.ghosts = Ghosts()
+
+
+class Tree:
+    """All blocks of all spaces."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.spaces: list[SpaceRows] = []
+        self.nodes = Nodes(_FIRST_ROWS)
+        self._copies: list[Copies] = []
+        self._free: Rows = np.arange(_FIRST_ROWS - 1, -1, -1, dtype=np.intp)  # a stack
+        self._free_rows = _FIRST_ROWS
+
+    def __len__(self) -> int:
+        """Number of blocks known, with and without copies."""
+        return self.nodes.rows - self._free_rows
+
+    def add_space(self, space_id: bytes) -> SpaceRows:
+        """Return the rows of a space, made if need be."""
+        for space in self.spaces:
+            if space.space_id == space_id:
+                return space
+        self.spaces.append(SpaceRows(len(self.spaces), space_id))
+        return self.spaces[-1]
+
+    def add_copies(self) -> Copies:
+        """Return new columns for one tier and layer group, that grow with the tree."""
+        self._copies.append(Copies(self.nodes.rows))
+        return self._copies[-1]
+
+    def drop_copies(self, copies: Copies) -> None:
+        """Let columns go that are empty."""
+        self._copies = [c for c in self._copies if c is not copies]
+
+    def find(self, space: SpaceRows, keys: Sequence[bytes]) -> Rows:
+        """Return the row of each key, -1 where it is not known."""
+        return np.fromiter(map(space.rows.get, keys, repeat(-1)), np.intp, len(keys))
+
+    def ensure(self, space: SpaceRows, keys: Sequence[bytes], parent: int) -> Rows:
+        """Return the row of each key of a chain behind row `parent`, made where it is not known, and link them.
+
+        `parent` may be ROOT or UNKNOWN_PARENT. A row whose parent was unknown is linked as soon as a call knows it.
+        """
+        rows = self.find(space, keys)
+        if rows.size == 0:
+            return rows
+        missing = np.flatnonzero(rows < 0)
+        if missing.size:
+            new_keys = [keys[i] for i in missing] if missing.size < len(keys) else list(keys)
+            fresh = self._new(space, new_keys)
+            rows[missing] = fresh
+            space.rows.update(zip(new_keys, fresh.tolist(), strict=True))
+        self._link(rows, parent)
+        return rows
+
+    def adopt(self, space: SpaceRows, keys: Sequence[bytes], parents: Sequence[bytes | None]) -> None:
+        """Make rows for blocks that are not one chain; a parent that is not known yet is made as well."""
+        known = set(keys)
+        above = [key for key in dict.fromkeys(parents) if key is not None and key not in known]
+        for chosen in (list(keys), above):
+            missing = [key for key in chosen if key not in space.rows]
+            if missing:
+                space.rows.update(zip(missing, self._new(space, missing).tolist(), strict=True))
+        for key, parent in zip(keys, parents, strict=True):
+            row = space.rows[key]
+            if parent is not None and parent != key and self.nodes.parent[row] == UNKNOWN_PARENT:
+                self._attach(row, space.rows[parent])
+
+    def leaves_last(self, rows: Rows) -> Rows:
+        """Return the rows so that each comes behind its parent, where the rows of parents are given first or not."""
+        depth: dict[int, int] = {}
+        for row in rows[::-1].tolist():
+            depth[row] = depth.get(int(self.nodes.parent[row]), 0) + 1
+        order = sorted(range(rows.size), key=lambda i: depth[int(rows[i])])
+        return rows[order]
+
+    def key(self, row: int) -> bytes:
+        """Return the key of a row."""
+        return self.nodes.key[row].tobytes()
+
+    def parent_key(self, row: int) -> bytes | None:
+        """Return the key of the parent; None at the root and where it is unknown."""
+        parent = int(self.nodes.parent[row])
+        return self.key(parent) if parent >= 0 else None
+
+    def space_of(self, row: int) -> SpaceRows:
+        """Return the space that a row belongs to."""
+        return self.spaces[int(self.nodes.space[row])]
+
+    def why_gone(self, space: SpaceRows, key: bytes, row: int) -> MissReason:
+        """Return why a block has no readable copy; `row` is -1 where the tree does not know it any more."""
+        reason = _REASONS[int(self.nodes.gone[row])] if row >= 0 else MissReason.NEVER_STORED
+        return space.ghosts.recall(key) if reason is MissReason.NEVER_STORED else reason
+
+    def note_gone(self, rows: Rows, reason: MissReason) -> None:
+        """Remember why the last copies of these rows left."""
+        self.nodes.gone[rows] = _CODE[reason]
+
+    def prune(self, rows: Rows) -> None:
+        """Forget those rows that have neither copies nor children, and parents that become so."""
+        nodes = self.nodes
+        for start in rows[(nodes.copies[rows] == 0) & (nodes.children[rows] == 0)].tolist():
+            row = start
+            while row >= 0 and nodes.copies[row] == 0 and nodes.children[row] == 0 and nodes.space[row] >= 0:
+                space, key, parent = self.space_of(row), self.key(row), int(nodes.parent[row])
+                reason = _REASONS[int(nodes.gone[row])]
+                if reason is not MissReason.NEVER_STORED:
+                    space.ghosts.remember(key, reason)
+                del space.rows[key]
+                nodes.clear(row)
+                self._free[self._free_rows] = row
+                self._free_rows += 1
+                if parent >= 0:
+                    nodes.children[parent] -= 1
+                row = parent
+
+    def ancestors(self, row: int) -> list[int]:
+        """Return the known rows above a row, nearest first."""
+        found = []
+        parent = int(self.nodes.parent[row])
+        while parent >= 0:
+            found.append(parent)
+            parent = int(self.nodes.parent[parent])
+        return found
+
+    def check(self) -> None:
+        """Raise AssertionError where the tree is not one."""
+        nodes = self.nodes
+        used = np.flatnonzero(nodes.space[:-1] >= 0)
+        assert used.size == len(self) == sum(len(s.rows) for s in self.spaces)
+        parents = nodes.parent[used]
+        counts = np.bincount(parents[parents >= 0], minlength=nodes.rows + 1)
+        assert (counts[used] == nodes.children[used]).all(), "children counts are off"
+        for space in self.spaces:
+            for key, row in space.rows.items():
+                assert self.key(row) == key and nodes.space[row] == space.number
+
+    def _new(self, space: SpaceRows, keys: list[bytes]) -> Rows:
+        if len(keys) > self._free_rows:
+            self._grow(len(keys) - self._free_rows)
+        rows = self._free[self._free_rows - len(keys) : self._free_rows][::-1].copy()
+        self._free_rows -= len(keys)
+        self.nodes.start(rows, space.number, keys)
+        return rows
+
+    def _grow(self, at_least: int) -> None:
+        before = self.nodes.rows
+        rows = max(before + at_least, before * 5 // 4)
+        self.nodes.grow(rows)
+        for copies in self._copies:
+            copies.grow(rows)
+        free = np.empty(rows, dtype=np.intp)
+        free[: rows - before] = np.arange(rows - 1, before - 1, -1)
+        free[rows - before : rows - before + self._free_rows] = self._free[: self._free_rows]
+        self._free, self._free_rows = free, self._free_rows + rows - before
+
+    def _link(self, rows: Rows, parent: int) -> None:
+        nodes = self.nodes
+        parents = np.empty_like(rows)
+        parents[0], parents[1:] = parent, rows[:-1]
+        loose = (nodes.parent[rows] == UNKNOWN_PARENT) & (parents != UNKNOWN_PARENT) & (parents != rows)
+        if not loose.any():
+            return
+        bare = loose & (nodes.copies[rows] == 0) & (nodes.children[rows] == 0)
+        nodes.parent[rows[bare]] = parents[bare]
+        nodes.children[parents[bare & (parents >= 0)]] += 1
+        for at in np.flatnonzero(loose & ~bare).tolist():
+            self._attach(int(rows[at]), int(parents[at]))
+
+    def _attach(self, row: int, above: int) -> None:
+        """Link a floating segment under its parent, on every tier where it has copies."""
+        if above >= 0 and row in self.ancestors(above):
+            return  # keys that are no chain must not make a ring
+        self.nodes.parent[row] = above
+        if above >= 0:
+            self.nodes.children[above] += 1
+            for copies in self._copies:
+                copies.children[above] += int(copies.state[row] == CopyState.READY)
+
+
+class Nodes:
+    """Columns of the tree, one element a row."""
+
+    def __init__(self, rows: int) -> None:
+        """Make `rows` free rows."""
+        self.rows = rows
+        self.parent = column("i4", rows, UNKNOWN_PARENT)
+        self.children = column("i4", rows)
+        self.space = column("i4", rows, -1)  # -1: the row is free
+        self.copies = column("u1", rows)  # copies on all tiers, in any state
+        self.gone = column("u1", rows)  # why the last copy left, as a code
+        self.serial = column("u4", rows)  # grows when a row is used again
+        self.expires_s = column("f8", rows, 0)  # 0: never
+        self.key = np.zeros((rows + 1, 32), dtype=np.uint8)
+
+    def grow(self, rows: int) -> None:
+        """Add free rows."""
+        self.rows = rows
+        self.parent, self.children = grown(self.parent, rows, UNKNOWN_PARENT), grown(self.children, rows)
+        self.space, self.copies = grown(self.space, rows, -1), grown(self.copies, rows)
+        self.gone, self.serial = grown(self.gone, rows), grown(self.serial, rows)
+        self.expires_s, self.key = grown(self.expires_s, rows), grown(self.key, rows)
+
+    def start(self, rows: Rows, space: int, keys: list[bytes]) -> None:
+        """Give free rows to new blocks, parent unknown."""
+        self.space[rows] = space
+        self.gone[rows] = _CODE[MissReason.NEVER_STORED]
+        self.serial[rows] += 1
+        self.key[rows] = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, 32)
+
+    def clear(self, row: int) -> None:
+        """Make a row free."""
+        self.space[row] = -1
+        self.parent[row] = UNKNOWN_PARENT
+        self.expires_s[row] = 0
+
+
+__all__ = ["NO_ROWS", "ROOT", "UNKNOWN_PARENT", "Nodes", "Rows", "SpaceRows", "Tree"]

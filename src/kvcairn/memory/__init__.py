@@ -1,0 +1,1 @@
+"""Memory that blocks lie in: the shared mapping, its slots, and the handles that hold them."""

@@ -1,0 +1,234 @@
+"""Slots cut from a bounded range of bytes: the same bookkeeping for the arena in memory and for files on disk.
+
+The range is cut into *regions* of equal size. A *segment* is a run of neighbouring regions that serves one slot
+size at a time; a segment whose slots are all free may be given to another size. An address is a number of 4 KiB
+pages from the start of the range.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+PAGE_BYTES = 4096
+MAX_REGIONS_PER_SEGMENT = 16
+DEFAULT_REGIONS = 64
+ACCEPTED_WASTE = 1 / 16
+
+Addresses = npt.NDArray[np.int32]
+
+
+def round_up(nbytes: int, unit: int = PAGE_BYTES) -> int:
+    """Round `nbytes` up to a multiple of `unit`."""
+    return -(-nbytes // unit) * unit
+
+
+def default_region_bytes(capacity_bytes: int) -> int:
+    """Size of a region where nothing else is asked for: a 64th of the range, in whole pages."""
+    return max(PAGE_BYTES, capacity_bytes // DEFAULT_REGIONS // PAGE_BYTES * PAGE_BYTES)
+
+
+@dataclass(slots=True)
+class Segment:
+    """A run of regions cut into slots of one size; arrays have one element a slot."""
+
+    number: int
+    first_region: int
+    regions: int
+    slot_bytes: int
+    slots: int
+    row: npt.NDArray[np.int32] = field(init=False)  # which node lies there, -1: none
+    generation: npt.NDArray[np.int64] = field(init=False)
+    free: npt.NDArray[np.int32] = field(init=False)  # stack of free slots
+    free_slots: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.row = np.full(self.slots, -1, dtype=np.int32)
+        self.generation = np.zeros(self.slots, dtype=np.int64)
+        self.free = np.arange(self.slots - 1, -1, -1, dtype=np.int32)
+        self.free_slots = self.slots
+
+
+class SlotAllocator:
+    """Gives out slots of any size below one bound. Owner thread only; never blocks.
+
+    A slot that was given out stays so until `give` takes it back, whatever its holder does with it.
+    """
+
+    def __init__(self, capacity_bytes: int, region_bytes: int | None = None) -> None:
+        """Cut `capacity_bytes` into regions of `region_bytes` (a multiple of 4,096).
+
+        Raises:
+            ValueError: not even one page fits.
+        """
+        self.region_bytes = region_bytes or default_region_bytes(capacity_bytes)
+        regions = capacity_bytes // self.region_bytes
+        if regions < 1:
+            raise ValueError(f"{capacity_bytes} bytes hold no region of {self.region_bytes}")
+        self.capacity_bytes = capacity_bytes
+        self.segments: dict[int, Segment] = {}
+        self.used_bytes = 0
+        self.retired: list[int] = []  # segments given up since the owner last looked
+        self._owner = np.full(regions, -1, dtype=np.int64)  # segment number of each region
+        self._next_segment = 0
+        self._generation = 0
+
+    def largest_slot_bytes(self) -> int:
+        """Size of the largest slot that can be cut."""
+        return self._owner.size * self.region_bytes // PAGE_BYTES * PAGE_BYTES
+
+    def obtainable(self, slot_bytes: int) -> int:
+        """Slots of that size that `take` can give without anything being evicted."""
+        own = sum(s.free_slots for s in self.segments.values() if s.slot_bytes == slot_bytes)
+        length = self._regions_for(slot_bytes)
+        runs = sum(run // length for _, run in self._vacant_runs(slot_bytes))
+        return own + runs * self._slots_in(length, slot_bytes)
+
+    def take(self, slot_bytes: int, count: int) -> Addresses:
+        """Give out up to `count` slots; fewer where there is no room. Their generations are new."""
+        taken: list[Addresses] = []
+        missing = count
+        while missing:
+            segment = self._segment_with_room(slot_bytes)
+            if segment is None:
+                break
+            got = min(missing, segment.free_slots)
+            slots = segment.free[segment.free_slots - got : segment.free_slots][::-1]
+            segment.free_slots -= got
+            segment.generation[slots] = np.arange(self._generation + 1, self._generation + got + 1)
+            self._generation += got
+            self.used_bytes += got * slot_bytes
+            taken.append(self._base(segment) + slots * np.int32(slot_bytes // PAGE_BYTES))
+            missing -= got
+        return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
+
+    def give(self, addresses: Addresses) -> None:
+        """Take slots back. Each must have been given out."""
+        for segment, slots in self._by_segment(addresses):
+            segment.row[slots] = -1
+            segment.free[segment.free_slots : segment.free_slots + slots.size] = slots
+            segment.free_slots += slots.size
+            self.used_bytes -= slots.size * segment.slot_bytes
+
+    def bind(self, addresses: Addresses, rows: npt.NDArray[np.intp]) -> None:
+        """Note which nodes lie in these slots."""
+        for segment, slots, chosen in self._by_segment_with_index(addresses):
+            segment.row[slots] = rows[chosen]
+
+    def locate(self, address: int) -> tuple[Segment, int]:
+        """Return the segment of an address and the slot's number in it."""
+        segment = self.segments[int(self._owner[int(address) * PAGE_BYTES // self.region_bytes])]
+        return segment, (int(address) - int(self._base(segment))) * PAGE_BYTES // segment.slot_bytes
+
+    def restore(
+        self, number: int, segment_bytes: int, slot_bytes: int, offset_bytes: int, generation: int
+    ) -> int | None:
+        """Mark a slot of an earlier run as given out and return its address; None where it fits no more."""
+        segment = self.segments.get(number)
+        if segment is None:
+            length = segment_bytes // self.region_bytes
+            run = self._vacant_run(length, slot_bytes) if length * self.region_bytes == segment_bytes else None
+            if run is None or slot_bytes > segment_bytes:
+                return None
+            segment = self._cut(run, length, slot_bytes, number)
+        slot, rest = divmod(offset_bytes, slot_bytes)
+        free = segment.free[: segment.free_slots]
+        if rest or segment.slot_bytes != slot_bytes or slot not in free:
+            return None
+        segment.free[: segment.free_slots - 1] = free[free != slot]
+        segment.free_slots -= 1
+        segment.generation[slot] = generation
+        self._generation = max(self._generation, generation)
+        self.used_bytes += slot_bytes
+        return int(self._base(segment)) + slot * slot_bytes // PAGE_BYTES
+
+    def cheapest_to_empty(self, slot_bytes: int, live: dict[int, int]) -> set[int] | None:
+        """Segments of other sizes that must be emptied to get one for this size: those with fewest live slots.
+
+        `live` gives, for segments that may be emptied, how many of their slots are in use. None where none will do.
+        """
+        length = self._regions_for(slot_bytes)
+        best: tuple[int, set[int]] | None = None
+        for first in range(self._owner.size - length + 1):
+            owners = {int(o) for o in self._owner[first : first + length]} - {-1}
+            if any(o not in live for o in owners):
+                continue
+            cost = sum(live[o] for o in owners)
+            if best is None or cost < best[0]:
+                best = cost, owners
+        return best[1] if best else None
+
+    def check(self) -> None:
+        """Raise AssertionError where the books do not balance."""
+        used = 0
+        for number, segment in self.segments.items():
+            free = segment.free[: segment.free_slots]
+            assert np.unique(free).size == free.size, f"segment {number}: a slot is free twice"
+            assert (segment.row[free] == -1).all(), f"segment {number}: a free slot has an owner"
+            assert int((self._owner == number).sum()) == segment.regions
+            used += (segment.slots - segment.free_slots) * segment.slot_bytes
+        assert used == self.used_bytes <= self.capacity_bytes
+
+    def _regions_for(self, slot_bytes: int) -> int:
+        """Fewest regions that lose little to rounding, else those that lose least."""
+        first = max(1, -(-slot_bytes // self.region_bytes))
+        last = min(self._owner.size, max(first, MAX_REGIONS_PER_SEGMENT))
+        lengths = range(first, last + 1)
+        waste = {n: (n * self.region_bytes % slot_bytes) / (n * self.region_bytes) for n in lengths}
+        if not waste:
+            return self._owner.size + 1
+        return next((n for n in lengths if waste[n] <= ACCEPTED_WASTE), min(lengths, key=lambda n: waste[n]))
+
+    def _slots_in(self, regions: int, slot_bytes: int) -> int:
+        return regions * self.region_bytes // slot_bytes
+
+    def _base(self, segment: Segment) -> np.int32:
+        return np.int32(segment.first_region * (self.region_bytes // PAGE_BYTES))
+
+    def _segment_with_room(self, slot_bytes: int) -> Segment | None:
+        for segment in self.segments.values():
+            if segment.slot_bytes == slot_bytes and segment.free_slots:
+                return segment
+        length = self._regions_for(slot_bytes)
+        first = self._vacant_run(length, slot_bytes)
+        return None if first is None else self._cut(first, length, slot_bytes, self._next_segment)
+
+    def _vacant_runs(self, slot_bytes: int) -> list[tuple[int, int]]:
+        """Runs of regions that are free, or belong to an empty segment of another size: (first, length)."""
+        empty = [n for n, s in self.segments.items() if s.free_slots == s.slots and s.slot_bytes != slot_bytes]
+        vacant = np.isin(self._owner, [-1, *empty])
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], vacant, [False])).astype(np.int8)))
+        return [(int(a), int(b - a)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+
+    def _vacant_run(self, length: int, slot_bytes: int) -> int | None:
+        return next((first for first, run in self._vacant_runs(slot_bytes) if run >= length), None)
+
+    def _cut(self, first: int, length: int, slot_bytes: int, number: int) -> Segment:
+        for old in {int(o) for o in self._owner[first : first + length]} - {-1}:
+            del self.segments[old]
+            self.retired.append(old)
+            self._owner[self._owner == old] = -1
+        segment = Segment(number, first, length, slot_bytes, self._slots_in(length, slot_bytes))
+        self.segments[number] = segment
+        self._owner[first : first + length] = number
+        self._next_segment = max(self._next_segment, number + 1)
+        return segment
+
+    def _by_segment(self, addresses: Addresses) -> list[tuple[Segment, npt.NDArray[np.intp]]]:
+        return [(segment, slots) for segment, slots, _ in self._by_segment_with_index(addresses)]
+
+    def _by_segment_with_index(
+        self, addresses: Addresses
+    ) -> list[tuple[Segment, npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
+        if addresses.size == 0:
+            return []
+        owners = self._owner[addresses.astype(np.int64) * PAGE_BYTES // self.region_bytes]
+        found = []
+        for number in np.unique(owners) if owners[0] != owners[-1] or owners.size > 2 else owners[:1]:
+            segment = self.segments[int(number)]
+            chosen = np.flatnonzero(owners == number)
+            pages = addresses[chosen].astype(np.int64) - int(self._base(segment))
+            found.append((segment, pages * PAGE_BYTES // segment.slot_bytes, chosen))
+        return found

@@ -1,0 +1,354 @@
+"""The blocks of one model, as a client sees them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcairn import requests as rq
+from kvcairn.config import PrefetchOptions
+from kvcairn.errors import LayoutError
+from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
+from kvcairn.layout import SpaceDescriptor
+from kvcairn.memory.lease import Frame, Lease, Reservation, first_damaged
+from kvcairn.transfer.job import FINAL, CopyJob, Job
+from kvcairn.types import Hints, Hit, MissReason, Parent, _Unknown
+
+Buffers = tuple[npt.ArrayLike, npt.ArrayLike]
+"""(addresses, sizes): arrays of shape (blocks,) or (blocks, regions), bytes of this process."""
+
+Block = bytes | bytearray | memoryview | npt.NDArray[np.generic]
+
+
+class Space:
+    """All methods are thread-safe; none waits longer than its deadline plus one short lock.
+
+    Numbers of blocks in hits, leases and jobs count from `start`. `parent` is the key before `keys[0]` where the chain
+    does not begin at the start of a prompt, `UNKNOWN` where nobody knows it.
+
+    Attributes:
+        descriptor: what all blocks here have in common.
+        block_bytes: bytes of a block, all groups together.
+    """
+
+    def __init__(self, link: rq.Link, descriptor: SpaceDescriptor, prefetch: PrefetchOptions) -> None:
+        """Open the space.
+
+        Raises:
+            LayoutError: its blocks are larger than the memory tier.
+        """
+        self.descriptor = descriptor
+        opened = link.call(rq.OpenSpace(descriptor))
+        groups = range(len(descriptor.layout.groups))
+        parts = tuple(descriptor.layout.part_bytes(group, descriptor.block_tokens) for group in groups)
+        self._frame = Frame(link, opened.space, parts, opened.verify)
+        self.block_bytes = sum(parts)
+        self._prefetch = prefetch
+
+    @property
+    def arena(self) -> memoryview:
+        """The memory that `offsets` of leases and reservations point into: flat, writable, bytes."""
+        return self._frame.link.arena
+
+    def part_bytes(self, group: int = 0) -> int:
+        """Bytes of one group of a block.
+
+        Raises:
+            LayoutError: there is no such group.
+        """
+        return self.descriptor.layout.part_bytes(group, self.descriptor.block_tokens)
+
+    def layer_range(self, layer: int, group: int = 0) -> tuple[int, int]:
+        """Return (offset, nbytes) of one layer inside the part of `group` of this space's blocks.
+
+        Raises:
+            LayoutError: there is no such group, or no such layer in it.
+        """
+        return self.descriptor.layout.layer_range(layer, group, block_tokens=self.descriptor.block_tokens)
+
+    def keys(
+        self, token_ids: TokenIds, extra: Mapping[int, bytes | None] | None = None, parent: bytes | None = None
+    ) -> list[bytes]:
+        """Return the keys of the full blocks of `token_ids`; see `kvcairn.keys.block_keys`.
+
+        Raises:
+            ValueError: a token id is outside 0 to 2**32 - 1, or no whole number.
+        """
+        return block_keys(token_ids, self.descriptor.block_tokens, parent=parent, extra=extra)
+
+    def lookup(self, keys: Sequence[bytes], start: int = 0, parent: Parent = None) -> Hit:
+        """Return how much of `keys[start:]` can be restored, from which tiers, and why no more.
+
+        No I/O, changes nothing, counts nothing.
+        """
+        reply: rq.HitReply = self._frame.link.call(rq.Lookup(self._frame.space, _list(keys), start, _wire(parent)))
+        return reply.hit
+
+    def probe(self, keys: Sequence[bytes], start: int = 0, deadline_s: float = 0.1, parent: Parent = None) -> Hit:
+        """Return the same as `lookup`, after asking foreign tiers once. Managed tiers are never asked."""
+        request = rq.Probe(self._frame.space, _list(keys), start, _wire(parent), deadline_s)
+        reply: rq.HitReply = self._frame.link.call(request)
+        return reply.hit
+
+    def prefetch(
+        self,
+        keys: Sequence[bytes],
+        start: int = 0,
+        policy: str | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        parent: Parent = None,
+    ) -> Job:
+        """Start to bring `keys[start:]` into memory. Never waits.
+
+        Args:
+            keys: the chain.
+            start: first block wanted.
+            policy: `best_effort`, `wait_complete` or `timeout`: how long `job.wait()` waits; the setting by default.
+            deadline_s: after that nothing more is asked for.
+            priority: the higher goes first.
+            parent: key before the first one.
+
+        Raises:
+            ValueError: there is no such policy.
+        """
+        wait_s = self._prefetch_wait_s(policy or self._prefetch.policy, len(keys) - start)
+        request = rq.Prefetch(self._frame.space, _list(keys), start, _wire(parent), priority, deadline_s)
+        return Job(self._frame, self._frame.link.call(request), wait_s)
+
+    def acquire(self, keys: Sequence[bytes], start: int = 0, deadline_s: float = 1.0, parent: Parent = None) -> Lease:
+        """Pin the longest run of `keys[start:]` that can be in memory by the deadline.
+
+        With `deadline_s=0` that is what is in memory now; slower tiers are not asked. A shorter lease says why
+        (`lease.reason`). Release it, or use it in `with`.
+        """
+        link = self._frame.link
+        request = rq.Acquire(self._frame.space, _list(keys), start, _wire(parent), deadline_s > 0)
+        until_s = link.now() + deadline_s
+        while True:
+            leased: rq.Leased = link.call(request)
+            if leased.job is not None:
+                leased = self._await(leased.job, until_s)
+            damaged = first_damaged(self._frame, leased)
+            if damaged is None:
+                return Lease(self._frame, leased)
+            link.call(rq.Damaged(leased.lease, damaged))
+
+    def reserve(
+        self,
+        keys: Sequence[bytes],
+        start: int = 0,
+        parts: Sequence[Sequence[int]] | None = None,
+        parent: Parent = None,
+    ) -> Reservation:
+        """Take slots for those of `keys[start:]` that are not in memory; shorter where there is no room. Never waits.
+
+        Args:
+            keys: the chain.
+            start: first block wanted.
+            parts: for each key behind `start` the groups to store; all by default.
+            parent: key before the first one.
+        """
+        chain = _unique(_list(keys))
+        wanted = None if parts is None else [list(groups) for groups in parts]
+        if wanted is not None and len(wanted) != len(chain) - start:
+            raise LayoutError(f"parts names the groups of {len(wanted)} blocks, {len(chain) - start} are asked for")
+        request = rq.Reserve(self._frame.space, chain, start, _wire(parent), wanted)
+        return Reservation(self._frame, chain, self._frame.link.call(request))
+
+    def put(
+        self, keys: Sequence[bytes], blocks: Sequence[Block], deadline_s: float = 1.0, parent: Parent = None
+    ) -> list[bool]:
+        """Store whole blocks; return for each key whether it is stored now, by this call or before.
+
+        Blocks of several groups are given with their parts one behind the other. What is stored already is not
+        written again.
+
+        Raises:
+            LayoutError: a block has another size than `block_bytes`, or the numbers of keys and blocks differ;
+                nothing is stored then.
+        """
+        chain = _list(keys)
+        views = {key: _bytes_of(block) for key, block in zip(chain, blocks, strict=False)}
+        if len(chain) != len(blocks):
+            raise LayoutError(f"{len(chain)} keys for {len(blocks)} blocks")
+        for number, view in enumerate(views.values()):
+            if view.nbytes != self.block_bytes:
+                raise LayoutError(f"block {number} has {view.nbytes} bytes, blocks here have {self.block_bytes}")
+        link = self._frame.link
+        until_s = link.now() + deadline_s
+        while True:
+            seen = link.version()
+            with self.reserve(chain, parent=parent) as slots:
+                for at, key in enumerate(slots.keys):
+                    self._fill(slots, at, views[key])
+                slots.commit()
+            if slots.reason is None and not slots.in_flight:
+                break
+            if not link.wait(lambda seen=seen: link.version() > seen + 1, until_s - link.now()):  # type: ignore[misc]
+                break
+        flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
+        return flags.flags
+
+    def get(self, keys: Sequence[bytes], deadline_s: float = 1.0, parent: Parent = None) -> list[bytes]:
+        """Return the bytes of the longest run that can be had by the deadline; shorter than `keys` after a miss."""
+        with self.acquire(keys, deadline_s=deadline_s, parent=parent) as lease:
+            groups = range(len(self._frame.part_bytes))
+            offsets = [lease.offsets(group) for group in groups]
+            return [
+                b"".join(bytes(lease.part(block, group)) for group in groups if offsets[group][block] >= 0)
+                for block in range(lease.count)
+            ]
+
+    def load_into(self, keys: Sequence[bytes], buffers: Buffers, deadline_s: float = 1.0) -> CopyJob:
+        """Copy blocks into buffers of this process, on a transfer thread; `job.ok` says for each key whether it was.
+
+        Regions of one block are filled in order with its bytes. The buffers belong to the job until it has ended.
+
+        Raises:
+            LayoutError: the regions of a block do not add up to `block_bytes`.
+        """
+        chain, regions = _list(keys), self._regions(len(keys), buffers)
+
+        def work(job: CopyJob) -> None:
+            until_s = self._frame.link.now() + deadline_s
+            done = 0
+            while done < len(chain) and not job.is_cancelled:
+                with self.acquire(chain, done, max(0.0, until_s - self._frame.link.now())) as lease:
+                    for block in range(lease.count):
+                        _scatter(lease[block], regions[done + block])
+                        job.ok[done + block] = True
+                    done += lease.count
+                    if lease.count == 0:
+                        return
+
+        return CopyJob(self._frame, len(chain), work)
+
+    def store_from(
+        self, keys: Sequence[bytes], buffers: Buffers, deadline_s: float = 1.0, parent: Parent = None
+    ) -> CopyJob:
+        """Copy blocks from buffers of this process into the cache, on a transfer thread.
+
+        The buffers belong to the job until it has ended; `job.ok` says for each key whether it is stored.
+
+        Raises:
+            LayoutError: the regions of a block do not add up to `block_bytes`.
+        """
+        chain, regions = _list(keys), self._regions(len(keys), buffers)
+
+        def work(job: CopyJob) -> None:
+            blocks = [np.concatenate([_view(*region) for region in block]) for block in regions]
+            job.ok[:] = self.put(chain, blocks, deadline_s, parent)
+
+        return CopyJob(self._frame, len(chain), work)
+
+    def contains(self, keys: Sequence[bytes]) -> int:
+        """Return the length of the leading run that is readable somewhere, by exact key."""
+        reply: rq.Value = self._frame.link.call(rq.Contains(self._frame.space, _list(keys)))
+        return int(reply.value or 0)
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Note that the blocks were used, for instance from the engine's own cache."""
+        self._frame.link.call(rq.Touch(self._frame.space, _list(keys)))
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Drop all copies of these blocks, on every tier; leases of them stay readable."""
+        self._frame.link.call(rq.Forget(self._frame.space, _list(keys)))
+
+    def hint(self, keys: Sequence[bytes], hints: Hints) -> int:
+        """Tell what is known about the future of these blocks; return how many of them are pinned now.
+
+        Raises:
+            ValueError: a hint is out of its range.
+        """
+        if not 0 <= hints.priority <= 100:
+            raise ValueError(f"priority must be 0 to 100, got {hints.priority}")
+        if hints.ttl_s is not None and not hints.ttl_s >= 0:
+            raise ValueError(f"ttl_s must not be negative, got {hints.ttl_s}")
+        reply: rq.Value = self._frame.link.call(rq.Hint(self._frame.space, _list(keys), 0, None, hints))
+        return int(reply.value or 0)
+
+    @property
+    def frame(self) -> Frame:
+        """What handles of this space are made with."""
+        return self._frame
+
+    def _await(self, job: int, until_s: float) -> rq.Leased:
+        """Wait for a job of `acquire` and turn it into a lease."""
+        link = self._frame.link
+
+        def is_over() -> bool:
+            status: rq.JobStatus = link.call(rq.JobInfo(job))
+            return status.state in FINAL or status.stalled
+
+        link.wait(is_over, max(0.0, until_s - link.now()))
+        leased: rq.Leased = link.call(rq.JobLease(job, None, MissReason.DEADLINE))
+        return leased
+
+    def _prefetch_wait_s(self, policy: str, blocks: int) -> float | None:
+        if policy == "best_effort":
+            return 0.0
+        if policy == "wait_complete":
+            return None
+        if policy == "timeout":
+            tokens = max(0, blocks) * self.descriptor.block_tokens
+            return self._prefetch.base_s + self._prefetch.per_1024_tokens_s * tokens / 1024
+        raise ValueError(f"unknown prefetch policy {policy!r}; there are best_effort, wait_complete, timeout")
+
+    def _fill(self, slots: Reservation, at: int, block: memoryview) -> None:
+        begin = 0
+        for group, nbytes in enumerate(self._frame.part_bytes):
+            if slots.offsets(group)[at] >= 0:
+                _copy(block[begin : begin + nbytes], slots.part(at, group))
+            begin += nbytes
+
+    def _regions(self, blocks: int, buffers: Buffers) -> list[list[tuple[int, int]]]:
+        addresses = np.atleast_1d(np.asarray(buffers[0], dtype=np.uint64))
+        sizes = np.atleast_1d(np.asarray(buffers[1], dtype=np.int64))
+        addresses, sizes = (a.reshape(blocks, -1) if a.size else a.reshape(0, 1) for a in (addresses, sizes))
+        if addresses.shape != sizes.shape or (sizes.sum(axis=1) != self.block_bytes).any() or (sizes < 0).any():
+            raise LayoutError(f"the regions of each of {blocks} blocks must add up to {self.block_bytes} bytes")
+        return [
+            list(zip(row.tolist(), lengths.tolist(), strict=True))
+            for row, lengths in zip(addresses, sizes, strict=True)
+        ]
+
+
+def _wire(parent: Parent) -> bytes | None:
+    """Return a parent as requests carry it: b"" for unknown."""
+    return b"" if isinstance(parent, _Unknown) else parent
+
+
+def _list(keys: Sequence[bytes]) -> list[bytes]:
+    chain = keys if isinstance(keys, list) else list(keys)
+    if chain and (not isinstance(chain[0], bytes) or len(chain[0]) != KEY_BYTES):
+        raise ValueError(f"a block key is {KEY_BYTES} bytes, got {chain[0]!r}")
+    return chain
+
+
+def _unique(keys: list[bytes]) -> list[bytes]:
+    return keys if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
+
+
+def _bytes_of(block: Block) -> memoryview:
+    view = memoryview(block)
+    return view.cast("B") if view.ndim != 1 or view.format != "B" else view
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    """Copy without holding the GIL, which assignment to a memoryview would."""
+    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
+
+
+def _view(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=np.uint8)
+
+
+def _scatter(block: memoryview, regions: list[tuple[int, int]]) -> None:
+    begin = 0
+    for address, nbytes in regions:
+        np.copyto(_view(address, nbytes), np.frombuffer(block[begin : begin + nbytes], dtype=np.uint8))
+        begin += nbytes

@@ -1,0 +1,1 @@
+"""Storage levels below memory: one file or folder each, all behind one contract."""

@@ -1,0 +1,146 @@
+"""The contract of a tier below memory: it moves bytes, and decides nothing.
+
+Which block lies in which slot, what is evicted and when, is decided above (`core/`). A *managed* tier holds exactly
+what the index says; a *foreign* one loses and gains blocks by itself and is asked by key. Every method runs on a
+transfer thread, may block, and is called from several threads at once. A tier never raises for a single block: it returns an outcome for each; it
+raises a `TierError` when the whole call failed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvcairn.clock import Clock
+from kvcairn.errors import TierError
+from kvcairn.types import MissReason
+
+Outcome = None | MissReason | TierError
+"""None for done; a reason (`vanished`, `corrupt`) for a block that is not there any more; an error for a failed try."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """Names one copy on any tier: (space, key, layer group)."""
+
+    space_id: bytes
+    key: bytes
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a copy lies on a managed tier.
+
+    Attributes:
+        segment: number of the segment, never used twice in the life of the folder.
+        offset_bytes: first byte of the slot inside the segment, a multiple of 4,096.
+        slot_bytes: whole slot, header and padding included, a multiple of 4,096.
+        segment_bytes: size of the whole segment.
+        generation: grows with each use of the slot; the higher one wins.
+    """
+
+    segment: int
+    offset_bytes: int
+    slot_bytes: int
+    segment_bytes: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One copy to be written. `data` is read-only, stable until the call returns, `checksum` is xxh3-128 of it."""
+
+    block: BlockRef
+    parent: bytes | None
+    slot: Slot | None
+    data: memoryview
+    checksum: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One copy to be read into `out`, which is exactly as long as what was written."""
+
+    block: BlockRef
+    slot: Slot | None
+    out: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """One copy to be dropped."""
+
+    block: BlockRef
+    slot: Slot | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One copy that an earlier run left behind, as `open` reports it."""
+
+    block: BlockRef
+    parent: bytes | None
+    slot: Slot
+    nbytes: int
+    checksum: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TierContext:
+    """What a tier is given beside its own options; the same for every kind of tier."""
+
+    clock: Clock
+
+
+class Tier(ABC):
+    """One storage level below memory. Constructed as `cls(options, context)`; does no I/O before `open`."""
+
+    managed: ClassVar[bool] = True
+    header_bytes: ClassVar[int] = 0
+    """Bytes of a slot before the payload, a multiple of 4,096; counted in the slot."""
+
+    name: str
+
+    @abstractmethod
+    def open(self) -> Iterable[Stored]:
+        """Take ownership and return what is there (managed tiers; foreign ones return nothing).
+
+        Raises:
+            ConfigError: the place cannot be used: missing, owned by another process, of a newer format.
+            TierUnavailable: it cannot be reached now.
+        """
+
+    @abstractmethod
+    def write(self, writes: Sequence[Write]) -> list[Outcome]:
+        """Store each block; None means acknowledged: it will be there after a restart as far as durability says.
+
+        Before a slot is overwritten, whatever the tier's own index says of it is deleted. A block whose outcome
+        is not None is not there afterwards, and what its slot held before may be gone.
+        """
+
+    @abstractmethod
+    def read(self, reads: Sequence[Read]) -> list[Outcome]:
+        """Fill each `out` with exactly what was written under that block, verified, or say why not.
+
+        After an outcome other than None the content of that `out` is undefined. `MissReason.CORRUPT` means that the copy
+        is damaged or another one, `MissReason.VANISHED` that there is nothing; both make the caller drop the copy.
+        """
+
+    @abstractmethod
+    def delete(self, deletes: Sequence[Delete]) -> None:
+        """Forget each block, so that it does not come back after a restart. Absent ones are passed over."""
+
+    @abstractmethod
+    def retire(self, segments: Sequence[int]) -> None:
+        """Give the space of whole segments back; no block of theirs is asked for again. Unknown ones are passed over."""
+
+    @abstractmethod
+    def probe(self, blocks: Sequence[BlockRef]) -> list[bool]:
+        """Ask whether each block is there now: a hint for foreign tiers, since it may be gone at the next moment."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Flush and let go. Idempotent; no other method is called afterwards."""

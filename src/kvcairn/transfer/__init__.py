@@ -1,0 +1,1 @@
+"""The only threads: tasks, their queues, and the executors that run them."""

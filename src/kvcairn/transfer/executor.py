@@ -1,0 +1,328 @@
+"""Runs tasks: on threads, or step by step on the caller's thread.
+
+The one place with broad `except`: whatever a tier does, it becomes the outcome of a task.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kvcairn.clock import Clock, MonotonicClock, VirtualClock
+from kvcairn.errors import TierError, TierTimeout, TierUnavailable
+from kvcairn.transfer.task import Task, TaskState
+
+logger = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 0.5
+
+
+class Executor(Protocol):
+    """Runs tasks by tier and priority."""
+
+    clock: Clock
+
+    def start(self, tick: Callable[[float], float | None]) -> None:
+        """Begin; `tick(now)` is called whenever it is due and says when it is due again (None: not before `wake`)."""
+        ...
+
+    def submit(self, task: Task) -> None:
+        """Queue a task; never blocks."""
+        ...
+
+    def cancel(self, task: Task) -> bool:
+        """Take a task out of the queue; False if it runs or has run. `done` is not called for it."""
+        ...
+
+    def pause(self, changed: threading.Condition, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until `done()`, asked again after every notification of `changed`, or the timeout; return `done()`."""
+        ...
+
+    def wake(self) -> None:
+        """Have `tick` called soon."""
+        ...
+
+    def close(self) -> None:
+        """Stop. Queued tasks end with TierUnavailable; running ones are waited for, hung ones are left alone."""
+        ...
+
+
+def _outcome(task: Task) -> tuple[Any, TierError | None]:
+    """Run a task; an error of any kind becomes a TierError."""
+    try:
+        return task.run(), None
+    except TierError as error:
+        return None, error
+    except Exception as error:
+        wrapped = TierUnavailable(task.tier, task.op, f"{type(error).__name__}: {error}")
+        wrapped.__cause__ = error
+        return None, wrapped
+
+
+class Lane:
+    """The queue and the threads of one tier. Every field is guarded by `changed`."""
+
+    def __init__(self, tier: str, threads: int, clock: Clock) -> None:
+        """No thread is started before there is work."""
+        self.tier, self.threads, self.clock = tier, threads, clock
+        self.changed = threading.Condition()
+        self.queue: list[tuple[int, int, Task]] = []
+        self.running: set[Task] = set()
+        self.workers = 0
+        self.idle = 0
+        self.lost = 0  # workers inside a call that was given up
+        self.is_closed = False
+
+    def add(self, task: Task, order: int) -> None:
+        """Queue a task, and start a thread where one is missing."""
+        with self.changed:
+            heapq.heappush(self.queue, (task.priority, order, task))
+            self._staff()
+            self.changed.notify()
+
+    def remove(self, task: Task) -> bool:
+        """Take a queued task out."""
+        with self.changed:
+            if task.state is not TaskState.QUEUED:
+                return False
+            task.state = TaskState.DONE
+            return True
+
+    def expire(self, now_s: float) -> tuple[list[Task], float]:
+        """Give up what is past its deadline; return it, and when to look again."""
+        with self.changed:
+            expired = [t for t in self.running if t.deadline_s <= now_s]
+            for task in expired:
+                task.state = TaskState.GIVEN_UP
+                self.running.discard(task)
+                self.lost += 1
+            queued = [t for _, _, t in self.queue if t.state is TaskState.QUEUED]
+            for task in queued:
+                if task.deadline_s <= now_s:
+                    task.state = TaskState.DONE
+                    expired.append(task)
+            self._staff()
+            waiting = [t.deadline_s for t in (*self.running, *queued) if t.deadline_s > now_s]
+            return expired, min(waiting, default=now_s + _HEARTBEAT_S)
+
+    def close(self) -> list[Task]:
+        """Stop the threads; return what was still queued."""
+        with self.changed:
+            self.is_closed = True
+            left = [t for _, _, t in self.queue if t.state is TaskState.QUEUED]
+            for task in left:
+                task.state = TaskState.DONE
+            self.queue.clear()
+            self.changed.notify_all()
+            return left
+
+    def join(self) -> None:
+        """Wait for running tasks, as long as their deadlines let them run."""
+        with self.changed:
+            while self.workers > self.lost:
+                self.changed.wait(_HEARTBEAT_S)
+
+    def _staff(self) -> None:
+        """Start a thread if there is more work than idle threads; lost ones are replaced, up to the same number."""
+        if self.is_closed or self.idle or not self.queue:
+            return
+        if self.workers - self.lost < self.threads and self.workers < 2 * self.threads:
+            self.workers += 1
+            threading.Thread(target=self._work, name=f"kvcairn-{self.tier}", daemon=True).start()
+
+    def _next(self) -> Task | None:
+        """Wait for a task; None when the lane is closed."""
+        while True:
+            while self.queue:
+                task = heapq.heappop(self.queue)[2]
+                if task.state is TaskState.QUEUED:
+                    task.state = TaskState.RUNNING
+                    self.running.add(task)
+                    return task
+            if self.is_closed:
+                return None
+            self.idle += 1
+            self.changed.wait()
+            self.idle -= 1
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                task = self._next()
+                if task is None:
+                    self.workers -= 1
+                    self.changed.notify_all()
+                    return
+            value, error = _outcome(task)
+            with self.changed:
+                is_late = task.state is TaskState.GIVEN_UP
+                if not is_late:
+                    task.state = TaskState.DONE
+                    self.running.discard(task)
+                else:
+                    self.lost -= 1
+            if is_late:
+                task.late()
+            else:
+                task.done(value, error)
+            del task, value, error  # an idle thread keeps no buffer alive
+
+
+class ThreadExecutor:
+    """A few threads for each tier, so that a hung tier holds up no other, and one that watches deadlines."""
+
+    def __init__(self, threads: dict[str, int] | None = None, clock: Clock | None = None) -> None:
+        """`threads` gives the number for each tier, 4 where none is named."""
+        self.clock: Clock = clock or MonotonicClock()
+        self._threads = threads or {}
+        self._lanes: dict[str, Lane] = {}
+        self._order = itertools.count()
+        self._guard = threading.Lock()
+        self._wakeup = threading.Event()
+        self._watch: threading.Thread | None = None
+        self._is_closed = False
+
+    def start(self, tick: Callable[[float], float | None]) -> None:
+        """Start the thread that watches deadlines and calls `tick`."""
+        self._watch = threading.Thread(target=self._watch_deadlines, args=(tick,), name="kvcairn-watch", daemon=True)
+        self._watch.start()
+
+    def submit(self, task: Task) -> None:
+        """Queue a task on its tier's lane."""
+        task.deadline_s = self.clock.now() + task.timeout_s
+        with self._guard:
+            is_closed = self._is_closed
+            lane = self._lanes.get(task.tier)
+            if lane is None:
+                lane = self._lanes[task.tier] = Lane(task.tier, self._threads.get(task.tier, 4), self.clock)
+        if is_closed:
+            task.state = TaskState.DONE
+            task.done(None, TierUnavailable(task.tier, task.op, "the cache is closed"))
+            return
+        lane.add(task, next(self._order))
+
+    def cancel(self, task: Task) -> bool:
+        """Take a queued task out of its lane."""
+        lane = self._lanes.get(task.tier)
+        return lane is not None and lane.remove(task)
+
+    def pause(self, changed: threading.Condition, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Sleep on `changed`, whose lock `done` may take again."""
+        deadline_s = None if timeout_s is None else self.clock.now() + timeout_s
+        with changed:
+            while not done():
+                left = None if deadline_s is None else deadline_s - self.clock.now()
+                if left is not None and left <= 0:
+                    return False
+                changed.wait(left)
+        return True
+
+    def wake(self) -> None:
+        """Call `tick` at once."""
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Stop all lanes, then the watch."""
+        with self._guard:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            for task in lane.close():
+                task.done(None, TierUnavailable(task.tier, task.op, "the cache is closed"))
+        for lane in lanes:
+            lane.join()
+        self._wakeup.set()
+        if self._watch is not None and self._watch is not threading.current_thread():
+            self._watch.join()
+
+    def _watch_deadlines(self, tick: Callable[[float], float | None]) -> None:
+        while True:
+            now = self.clock.now()
+            with self._guard:
+                lanes, is_closed = list(self._lanes.values()), self._is_closed
+            next_s = now + _HEARTBEAT_S
+            for lane in lanes:
+                expired, look_again_s = lane.expire(now)
+                next_s = min(next_s, look_again_s)
+                for task in expired:
+                    task.done(None, TierTimeout(task.tier, task.op, f"no answer within {task.timeout_s:g} s"))
+            if is_closed and all(lane.workers <= lane.lost for lane in lanes):
+                return
+            due_s = None if is_closed else tick(now)
+            self._wakeup.wait(max(0.0, min(next_s, due_s if due_s is not None else next_s) - self.clock.now()))
+            self._wakeup.clear()
+
+
+class InlineExecutor:
+    """Runs one task for each `step`, on the caller's thread: for replay, and for tests that interleave by hand.
+
+    A task that waits (`pause`) runs what is queued, and where nothing is, moves the virtual clock on. Not thread-safe.
+    """
+
+    def __init__(self, clock: VirtualClock | None = None) -> None:
+        """Start empty."""
+        self.clock: VirtualClock = clock or VirtualClock()
+        self._queue: list[tuple[int, int, Task]] = []
+        self._order = itertools.count()
+        self._tick: Callable[[float], float | None] = lambda _: None
+
+    def start(self, tick: Callable[[float], float | None]) -> None:
+        """Remember `tick`; it is called with every step."""
+        self._tick = tick
+
+    def submit(self, task: Task) -> None:
+        """Queue a task."""
+        task.deadline_s = self.clock.now() + task.timeout_s
+        heapq.heappush(self._queue, (task.priority, next(self._order), task))
+
+    def cancel(self, task: Task) -> bool:
+        """Take a queued task out."""
+        if task.state is not TaskState.QUEUED:
+            return False
+        task.state = TaskState.DONE
+        return True
+
+    def step(self) -> bool:
+        """Run the next task; False if there is none."""
+        self._tick(self.clock.now())
+        while self._queue:
+            task = heapq.heappop(self._queue)[2]
+            if task.state is TaskState.QUEUED:
+                task.state = TaskState.RUNNING
+                value, error = _outcome(task)
+                task.state = TaskState.DONE
+                task.done(value, error)
+                return True
+        return False
+
+    def run(self) -> None:
+        """Run until nothing is queued."""
+        while self.step():
+            pass
+
+    def pause(self, changed: threading.Condition, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Step until `done()`, or until nothing is left to run and the time has passed."""
+        while not done():
+            if not self.step():
+                self.clock.advance(timeout_s or 0.0)
+                self._tick(self.clock.now())
+                return done()
+        return True
+
+    def wake(self) -> None:
+        """Tick at once."""
+        self._tick(self.clock.now())
+
+    def close(self) -> None:
+        """End what is queued."""
+        for _, _, task in self._queue:
+            if task.state is TaskState.QUEUED:
+                task.state = TaskState.DONE
+                task.done(None, TierUnavailable(task.tier, task.op, "the cache is closed"))
+        self._queue.clear()

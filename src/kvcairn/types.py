@@ -1,0 +1,210 @@
+"""Frozen value types that every layer shares: reasons, states, hits, events, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum, StrEnum
+from typing import Final, Protocol
+
+import msgspec
+
+
+class MissReason(StrEnum):
+    """Why a block was not served. One of these stands behind every miss."""
+
+    NEVER_STORED = "never_stored"
+    EVICTED = "evicted"
+    EXPIRED = "expired"
+    CORRUPT = "corrupt"
+    TIER_DOWN = "tier_down"
+    TOO_SLOW = "too_slow"
+    PENDING = "pending"
+    NO_ROOM = "no_room"
+    PARENT_MISSING = "parent_missing"
+    NOT_WRITTEN = "not_written"
+    VANISHED = "vanished"
+    CLEARED = "cleared"
+    DEADLINE = "deadline"
+    UNKNOWN = "unknown"
+
+
+class CopyState(IntEnum):
+    """State of one copy, that is of (key, group, tier). Only READY is ever read."""
+
+    ABSENT = 0
+    RESERVED = 1  # a client writes to it
+    WRITING = 2  # a transfer writes to it
+    READY = 3
+    EVICTING = 4  # forgotten while somebody still reads or writes it; freed with the last hold
+
+
+class JobState(StrEnum):
+    """State of one asynchronous transfer; `ready`, `cancelled` and `failed` are final."""
+
+    QUEUED = "queued"
+    ASKING = "asking"
+    LOADING = "loading"
+    READY = "ready"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class _Unknown:
+    """The type of `UNKNOWN`."""
+
+    def __repr__(self) -> str:
+        return "kvcairn.UNKNOWN"
+
+
+UNKNOWN: Final = _Unknown()
+"""`parent=UNKNOWN`: the chain is a floating segment, found by exact key until its parent is known."""
+
+Parent = bytes | _Unknown | None
+
+
+class Hit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a lookup found. Every number is counted from `start`, in blocks unless named otherwise.
+
+    Attributes:
+        blocks: length of the longest restorable run; the last of `boundaries`.
+        block_tokens: tokens of one block.
+        by_tier: blocks of the run by the fastest tier that holds them.
+        pending: blocks right behind the run that are being written now, or of which a foreign tier
+            has not been asked yet.
+        reason: why the run ended, None where all that was asked for is there.
+        sparse: the restorable lengths where they are not all of 1..blocks.
+    """
+
+    blocks: int
+    block_tokens: int
+    by_tier: dict[str, int] = {}
+    pending: int = 0
+    reason: MissReason | None = None
+    sparse: tuple[int, ...] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Length of the run in tokens."""
+        return self.blocks * self.block_tokens
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Every restorable length, ascending, in blocks."""
+        return tuple(range(1, self.blocks + 1)) if self.sparse is None else self.sparse
+
+
+class Hints(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller knows about the future of blocks.
+
+    Attributes:
+        priority: 0 (first to go) to 100.
+        ttl_s: seconds after which the blocks are misses (`expired`); None for no limit.
+        pin: keep the blocks from eviction, under a cap; not the same as a lease, which pins for use.
+        session: id of the conversation that the blocks belong to.
+        ends_session: this was the last request of the session.
+    """
+
+    priority: int = 50
+    ttl_s: float | None = None
+    pin: bool = False
+    session: str | None = None
+    ends_session: bool = False
+
+
+class RankSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of the model a rank holds: parallel ranks and sizes, its layers and heads."""
+
+    tp: int = 0
+    tp_size: int = 1
+    pp: int = 0
+    pp_size: int = 1
+    cp: int = 0
+    cp_size: int = 1
+    layers: tuple[int, int] | None = None
+    heads: tuple[int, int] | None = None
+
+
+class BlockStored(msgspec.Struct, frozen=True, tag="stored"):
+    """A copy became readable on a tier (on disk: acknowledged)."""
+
+    tier: str
+    space: bytes
+    key: bytes
+    parent: bytes | None
+
+
+class BlockRemoved(msgspec.Struct, frozen=True, tag="removed"):
+    """A copy left a tier."""
+
+    tier: str
+    space: bytes
+    key: bytes
+    parent: bytes | None
+
+
+BlockEvent = BlockStored | BlockRemoved
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One tier at one moment; bytes are whole slots, headers and rounding included.
+
+    Attributes:
+        capacity_bytes: the bound; `used_bytes` never exceeds it.
+        used_bytes: slots given out, whatever their state.
+        leased_bytes: slots that a lease, job or transfer holds.
+        quarantined_bytes: slots that something may still touch, not to be given out.
+        rounding_bytes: part of `used_bytes` that carries no payload.
+        blocks: readable copies.
+        in_flight: copies being written.
+        writes_dropped: blocks whose write was given up, by reason.
+        errors: failed calls, by error class.
+        is_down: the breaker is open.
+    """
+
+    capacity_bytes: int
+    used_bytes: int
+    leased_bytes: int
+    quarantined_bytes: int
+    rounding_bytes: int
+    blocks: int
+    in_flight: int
+    writes_dropped: dict[str, int]
+    errors: dict[str, int]
+    is_down: bool = False
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """The cache at one moment.
+
+    `hits_by_tier` and `misses_by_reason` count blocks and add up to `blocks_asked`: the blocks that `acquire`,
+    `get` and `load_into` were asked for. Blocks behind the first miss carry its reason. A lookup counts nothing.
+    """
+
+    tiers: dict[str, TierStats]
+    hits_by_tier: dict[str, int]
+    misses_by_reason: dict[str, int]
+    blocks_asked: int
+    open_leases: int
+    open_reservations: int
+    open_jobs: int
+    spaces: dict[str, int] = {}
+    tenants: dict[str, int] = {}
+
+
+class Completion(Protocol):
+    """Something that ends by itself, such as a CUDA event or a `Job`."""
+
+    def query(self) -> bool:
+        """Return whether it has ended; any thread, never blocks."""
+        ...
+
+
+def add_to(counts: dict[str, int], name: str, n: int = 1) -> None:
+    """Add `n` to the counter `name`, which need not exist yet."""
+    if n:
+        counts[name] = counts.get(name, 0) + n
+
+
+def total(counts: Iterable[int]) -> int:
+    """Sum of counters, as a plain int."""
+    return int(sum(counts))
