@@ -50,7 +50,7 @@ class Cache:
         """
         with cls._opening:
             known = cls._opened.get(config)
-            if known is not None and known._join():
+            if known is not None and known.join():
                 return known
             cache = cls(Direct(open_core(config)), config)
             cls._opened[config] = cache
@@ -117,7 +117,9 @@ class Cache:
         self._link.call(rq.DetachTier(name, drain))
 
     def clear(self, space: Space | None = None, tier: str | None = None) -> None:
-        """Drop everything, or one space, or what is on one tier. Leases stay readable; open reservations commit to nothing.
+        """Drop everything, or one space, or what is on one tier.
+
+        Leases stay readable; open reservations commit to nothing.
 
         Raises:
             ConfigError: there is no such tier.
@@ -186,8 +188,8 @@ class Cache:
         """Close."""
         self.close()
 
-    def _join(self) -> bool:
-        """Count one more user; False where the cache has ended, or belongs to the parent process."""
+    def join(self) -> bool:
+        """Count one more user, who will `close` as well; False where the cache has ended, or is another process's."""
         try:
             self.stats()
         except ClosedError:
@@ -199,7 +201,7 @@ class Cache:
 
 
 class EventStream:
-    """Iterates over events: waits for the next one, and ends when the cache closes or `timeout_s` passes without one."""
+    """Iterates over events; waits for the next one, and ends when the cache closes or after `timeout_s` without one."""
 
     def __init__(self, link: rq.Link, timeout_s: float | None) -> None:
         """Collect from now on."""

@@ -49,14 +49,13 @@ class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
             raise LayoutError(f"layer group needs distinct layer numbers from 0 up, got {self.layers}")
         if self.kind not in ("full", "sliding", "state"):
             raise LayoutError(f"unknown kind of layer group {self.kind!r}; there are full, sliding, state")
+        names = ("bytes_per_token", "bytes_per_state", "window")
         wanted = {"full": (1, 0, 0), "sliding": (1, 0, 1), "state": (0, 1, 0)}[self.kind]
         given = (self.bytes_per_token, self.bytes_per_state, self.window)
         if any((g > 0) != bool(w) or g < 0 for g, w in zip(given, wanted, strict=True)):
             raise LayoutError(
                 f"a {self.kind} group takes positive "
-                + ", ".join(
-                    n for n, w in zip(("bytes_per_token", "bytes_per_state", "window"), wanted, strict=True) if w
-                )
+                + ", ".join(n for n, w in zip(names, wanted, strict=True) if w)
                 + f" and nothing else, got bytes_per_token, bytes_per_state, window = {given}"
             )
 

@@ -296,7 +296,8 @@ AnyRequest = (
     | DetachTier | Clear | Subscribe | Unsubscribe | Events | Ended | Adopt
 )  # fmt: skip
 AnyReply = (
-    SpaceOpened | Leased | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply | StatsReply
+    SpaceOpened | Leased | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply
+    | StatsReply
 )  # fmt: skip
 
 

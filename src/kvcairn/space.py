@@ -306,9 +306,10 @@ class Space:
             begin += nbytes
 
     def _regions(self, blocks: int, buffers: Buffers) -> list[list[tuple[int, int]]]:
-        addresses = np.atleast_1d(np.asarray(buffers[0], dtype=np.uint64))
-        sizes = np.atleast_1d(np.asarray(buffers[1], dtype=np.int64))
-        addresses, sizes = (a.reshape(blocks, -1) if a.size else a.reshape(0, 1) for a in (addresses, sizes))
+        addresses: npt.NDArray[np.uint64] = np.asarray(buffers[0], dtype=np.uint64)
+        sizes: npt.NDArray[np.int64] = np.asarray(buffers[1], dtype=np.int64)
+        columns = (blocks, -1) if blocks else (0, 1)
+        addresses, sizes = addresses.reshape(columns), sizes.reshape(columns)
         if addresses.shape != sizes.shape or (sizes.sum(axis=1) != self.block_bytes).any() or (sizes < 0).any():
             raise LayoutError(f"the regions of each of {blocks} blocks must add up to {self.block_bytes} bytes")
         return [
@@ -334,8 +335,9 @@ def _unique(keys: list[bytes]) -> list[bytes]:
 
 
 def _bytes_of(block: Block) -> memoryview:
-    view = memoryview(block)
-    return view.cast("B") if view.ndim != 1 or view.format != "B" else view
+    if isinstance(block, np.ndarray):
+        return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
+    return memoryview(block).cast("B")
 
 
 def _copy(source: memoryview, target: memoryview) -> None:
@@ -344,7 +346,7 @@ def _copy(source: memoryview, target: memoryview) -> None:
 
 
 def _view(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
 def _scatter(block: memoryview, regions: list[tuple[int, int]]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from kvcairn.core.level import Level, submit
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
@@ -52,8 +50,7 @@ class Drops:
 
     def everything(self, space: SpaceInfo, levels: list[Level]) -> None:
         """Drop all copies of a space on these tiers."""
-        rows = np.fromiter(space.rows.rows.values(), dtype=np.intp, count=len(space.rows.rows))
-        self.rows(space, rows, MissReason.CLEARED, levels)
+        self.rows(space, space.rows.rows.rows(), MissReason.CLEARED, levels)
 
     def delete(self, level: Level, deletes: list[Delete]) -> None:
         """Have a tier forget copies that the index has dropped or never took up."""

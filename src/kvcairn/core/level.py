@@ -27,6 +27,8 @@ class Level:
     tier: Tier | None = None
     write_policy: str = "none"
     timeout_s: float = 5.0
+    capacity_bytes: int = 0
+    overhead_bytes: int = 0  # part of the capacity that the tier keeps for its own books
     breaker: Breaker = field(default_factory=Breaker)
     errors: dict[str, int] = field(default_factory=dict)
     writes_dropped: dict[str, int] = field(default_factory=dict)
@@ -75,8 +77,8 @@ class Level:
             for (space, group), count in residency.counts.copies.items()
         )
         return TierStats(
-            capacity_bytes=residency.allocator.capacity_bytes,
-            used_bytes=residency.allocator.used_bytes,
+            capacity_bytes=self.capacity_bytes,
+            used_bytes=residency.allocator.used_bytes + self.overhead_bytes,
             leased_bytes=residency.counts.pinned_bytes,
             quarantined_bytes=residency.counts.quarantined_bytes,
             rounding_bytes=padding,

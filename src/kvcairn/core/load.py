@@ -112,7 +112,7 @@ class Loads:
         return JobStatus(number, job.state, job.ready, job.asked, error, None, job.is_stalled)
 
     def lease(self, job: Job, count: int | None, late: MissReason) -> Leased:
-        """End a job and return a lease of what it brought, at most `count` blocks; `late` is why no more is waited for."""
+        """End a job and return a lease of what it brought, at most `count` blocks; `late` is why it waits no more."""
         have = job.ready if count is None else min(job.ready, count)
         why = job.reason
         if have < job.limit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def open_core(config: Config, *, executor: Executor | None = None, wrap: Wrap | 
     fastest, readers, spaces = Fastest(tree), Readers(tree), Spaces(tree)
     policy = eviction.create(options.eviction, "tiers[0].eviction")
     memory = Residency(options.name, tree, SlotAllocator(capacity, options.region_bytes), policy, fastest, readers)
-    levels = [Level(options.name, memory)]
+    levels = [Level(options.name, memory, capacity_bytes=options.capacity_bytes)]
     fastest.set_levels([memory])
     walker = Walker(tree, fastest, levels)
     state = State(config, executor, arena, tree, spaces, fastest, readers, levels, walker, Ledger())
@@ -66,12 +67,11 @@ def open_core(config: Config, *, executor: Executor | None = None, wrap: Wrap | 
     if options.poison:
         memory.on_free = lambda addresses: _poison(arena, memory.allocator, addresses)
     core = Core(state)
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(close_core, core)
         for number, each in enumerate(config.tiers[1:], start=1):
             add_tier(core, each, f"tiers[{number}]", wrap)
-    except BaseException:
-        close_core(core)
-        raise
+        on_failure.pop_all()
     executor.start(core.tick)
     if options.prefault:
         executor.submit(_prefault(state, options.name))
@@ -90,15 +90,14 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
         stored = list(tier.open())
     except TierError as error:
         raise ConfigError(path, str(error)) from error
-    try:
+    with ExitStack() as on_failure:
+        on_failure.callback(tier.close)
         level = _level(core.state, tier, options, path)
         with core.state.changed:
             left = restore(core.state, level, stored)
             core.attach(level)
             Drops(core.state).delete(level, left)
-    except BaseException:
-        tier.close()
-        raise
+        on_failure.pop_all()
 
 
 def close_core(core: Core) -> None:
@@ -167,7 +166,15 @@ def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
     policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")
     residency = Residency(options.name, state.tree, allocator, policy, state.fastest, state.readers)
     residency.header_bytes = tier.header_bytes
-    level = Level(options.name, residency, tier, given.get("write_policy", "through"), given.get("deadline_s", 5.0))
+    level = Level(
+        options.name,
+        residency,
+        tier,
+        write_policy=given.get("write_policy", "through"),
+        timeout_s=given.get("deadline_s", 5.0),
+        capacity_bytes=given["capacity_bytes"],
+        overhead_bytes=overhead,
+    )
     for space in state.spaces:
         for group in space.part_bytes:
             residency.of(group)

@@ -101,7 +101,7 @@ class Promotions:
         for row in promotion.rows.tolist():
             begin = int(here.slot[row]) * PAGE_BYTES
             block = BlockRef(space.rows.space_id, state.tree.key(row), group)
-            slot = promotion.source.slot(int(there.slot[row])) if promotion.source.residency.allocator else None
+            slot = promotion.source.slot(int(there.slot[row]))
             reads.append(Read(block, slot, state.arena.view[begin : begin + nbytes]))
         return reads
 

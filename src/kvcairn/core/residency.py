@@ -232,6 +232,8 @@ class Counts:
 
     def add(self, spaces: np.ndarray[tuple[int], np.dtype[np.int32]], group: int, by: int) -> None:
         """Count slots taken or freed, one for each element of `spaces`."""
+        if spaces.size == 0:
+            return
         if spaces.size == 1 or (spaces == spaces[0]).all():
             numbers, counts = spaces[:1], np.array([spaces.size])
         else:

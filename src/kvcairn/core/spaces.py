@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvcairn.errors import LayoutError
 from kvcairn.index.tree import SpaceRows, Tree
 from kvcairn.layout import LayerGroup, SpaceDescriptor
@@ -54,7 +56,7 @@ class Spaces:
         """Return a space by number."""
         return self._infos[number]
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[SpaceInfo]:
         """All spaces."""
         return iter(self._infos)
 

@@ -12,9 +12,9 @@ NO_SLOT = -1
 class Copies:
     """One element a row of the tree.
 
-    `slot` is an address in the tier, `state` a `CopyState`, `pins` the leases, reservations and jobs that hold the copy,
-    `busy` the transfers that read it, `children` the READY copies of children on the same tier, `checksum` xxh3-128 of
-    the bytes (zeros: not computed yet).
+    `slot` is an address in the tier, `state` a `CopyState`, `pins` the leases, reservations and jobs that hold the
+    copy, `busy` its writer and the transfers that read it, `children` the READY copies of children on the same tier,
+    `checksum` xxh3-128 of the bytes (zeros: not computed yet).
     """
 
     def __init__(self, rows: int) -> None:

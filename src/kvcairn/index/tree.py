@@ -1,8 +1,8 @@
-"""The prefix tree over all tiers: one row a block, one dict from key to row for each space.
+"""The prefix tree over all tiers: one row a block, and a table from key to row for each space.
 
-Rows live in typed arrays and keys in one dict of plain bytes and ints, so that the garbage collector has nothing to
-walk. The tree knows blocks and their chain; where copies lie is kept in `Copies`, one for each tier and layer
-group. A row stays while any copy of it exists or any child refers to it.
+Rows and keys live in typed arrays, so that the garbage collector has nothing to walk. The tree knows blocks and
+their chain; where copies lie is kept in `Copies`, one for each tier and layer group. A row stays while any copy of it
+exists or any child refers to it.
 
 Owner thread only, no I/O, never blocks.
 """
@@ -10,13 +10,13 @@ Owner thread only, no I/O, never blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 
 import numpy as np
 
 from kvcairn.index.arrays import NO_ROWS, Rows, column, grown
 from kvcairn.index.copies import Copies
 from kvcairn.index.ghosts import Ghosts
+from kvcairn.index.table import KeyTable
 from kvcairn.types import CopyState, MissReason
 
 ROOT = -1
@@ -27,12 +27,12 @@ _CODE = {reason: code for code, reason in enumerate(_REASONS)}
 
 
 class SpaceRows:
-    """The blocks of one space: its dict, and what is remembered of those that left."""
+    """The blocks of one space: its table, and what is remembered of those that left."""
 
-    def __init__(self, number: int, space_id: bytes) -> None:
+    def __init__(self, number: int, space_id: bytes, nodes: Nodes) -> None:
         """Start empty."""
         self.number, self.space_id = number, space_id
-        self.rows: dict[bytes, int] = {}
+        self.rows = KeyTable(lambda: nodes.key)
         self.ghosts = Ghosts()
 
 
@@ -56,7 +56,7 @@ class Tree:
         for space in self.spaces:
             if space.space_id == space_id:
                 return space
-        self.spaces.append(SpaceRows(len(self.spaces), space_id))
+        self.spaces.append(SpaceRows(len(self.spaces), space_id, self.nodes))
         return self.spaces[-1]
 
     def add_copies(self) -> Copies:
@@ -70,7 +70,7 @@ class Tree:
 
     def find(self, space: SpaceRows, keys: Sequence[bytes]) -> Rows:
         """Return the row of each key, -1 where it is not known."""
-        return np.fromiter(map(space.rows.get, keys, repeat(-1)), np.intp, len(keys))
+        return space.rows.find(keys)
 
     def ensure(self, space: SpaceRows, keys: Sequence[bytes], parent: int) -> Rows:
         """Return the row of each key of a chain behind row `parent`, made where it is not known, and link them.
@@ -82,10 +82,7 @@ class Tree:
             return rows
         missing = np.flatnonzero(rows < 0)
         if missing.size:
-            new_keys = [keys[i] for i in missing] if missing.size < len(keys) else list(keys)
-            fresh = self._new(space, new_keys)
-            rows[missing] = fresh
-            space.rows.update(zip(new_keys, fresh.tolist(), strict=True))
+            rows[missing] = self._new(space, [keys[i] for i in missing.tolist()])
         self._link(rows, parent)
         return rows
 
@@ -94,13 +91,15 @@ class Tree:
         known = set(keys)
         above = [key for key in dict.fromkeys(parents) if key is not None and key not in known]
         for chosen in (list(keys), above):
-            missing = [key for key in chosen if key not in space.rows]
+            missing = [key for key, row in zip(chosen, self.find(space, chosen).tolist(), strict=True) if row < 0]
             if missing:
-                space.rows.update(zip(missing, self._new(space, missing).tolist(), strict=True))
-        for key, parent in zip(keys, parents, strict=True):
-            row = space.rows[key]
-            if parent is not None and parent != key and self.nodes.parent[row] == UNKNOWN_PARENT:
-                self._attach(row, space.rows[parent])
+                self._new(space, missing)
+        rows = self.find(space, keys)
+        linked = [i for i, parent in enumerate(parents) if parent is not None and parent != keys[i]]
+        parent_rows = self.find(space, [parents[i] or b"" for i in linked])
+        for row, parent_row in zip(rows[linked].tolist(), parent_rows.tolist(), strict=True):
+            if self.nodes.parent[row] == UNKNOWN_PARENT:
+                self._attach(row, parent_row)
 
     def leaves_last(self, rows: Rows) -> Rows:
         """Return the rows so that each comes behind its parent, where the rows of parents are given first or not."""
@@ -112,7 +111,7 @@ class Tree:
 
     def key(self, row: int) -> bytes:
         """Return the key of a row."""
-        return self.nodes.key[row].tobytes()
+        return bytes(self.nodes.key[row])
 
     def parent_key(self, row: int) -> bytes | None:
         """Return the key of the parent; None at the root and where it is unknown."""
@@ -142,7 +141,7 @@ class Tree:
                 reason = _REASONS[int(nodes.gone[row])]
                 if reason is not MissReason.NEVER_STORED:
                     space.ghosts.remember(key, reason)
-                del space.rows[key]
+                space.rows.discard(key, row)
                 nodes.clear(row)
                 self._free[self._free_rows] = row
                 self._free_rows += 1
@@ -168,8 +167,9 @@ class Tree:
         counts = np.bincount(parents[parents >= 0], minlength=nodes.rows + 1)
         assert (counts[used] == nodes.children[used]).all(), "children counts are off"
         for space in self.spaces:
-            for key, row in space.rows.items():
-                assert self.key(row) == key and nodes.space[row] == space.number
+            rows = space.rows.rows()
+            assert (nodes.space[rows] == space.number).all()
+            assert (self.find(space, [self.key(row) for row in rows.tolist()]) == rows).all()
 
     def _new(self, space: SpaceRows, keys: list[bytes]) -> Rows:
         if len(keys) > self._free_rows:
@@ -177,6 +177,7 @@ class Tree:
         rows = self._free[self._free_rows - len(keys) : self._free_rows][::-1].copy()
         self._free_rows -= len(keys)
         self.nodes.start(rows, space.number, keys)
+        space.rows.add(keys, rows)
         return rows
 
     def _grow(self, at_least: int) -> None:

@@ -2,8 +2,8 @@
 
 Which block lies in which slot, what is evicted and when, is decided above (`core/`). A *managed* tier holds exactly
 what the index says; a *foreign* one loses and gains blocks by itself and is asked by key. Every method runs on a
-transfer thread, may block, and is called from several threads at once. A tier never raises for a single block: it returns an outcome for each; it
-raises a `TierError` when the whole call failed.
+transfer thread, may block, and is called from several threads at once. A tier never raises for a single block: it
+returns an outcome for each, and raises a `TierError` when the whole call failed.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class Tier(ABC):
     def read(self, reads: Sequence[Read]) -> list[Outcome]:
         """Fill each `out` with exactly what was written under that block, verified, or say why not.
 
-        After an outcome other than None the content of that `out` is undefined. `MissReason.CORRUPT` means that the copy
-        is damaged or another one, `MissReason.VANISHED` that there is nothing; both make the caller drop the copy.
+        After an outcome other than None the content of that `out` is undefined. `MissReason.CORRUPT` means that the
+        copy is damaged or another one, `MissReason.VANISHED` that there is nothing; both make the caller drop it.
         """
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Tier(ABC):
 
     @abstractmethod
     def retire(self, segments: Sequence[int]) -> None:
-        """Give the space of whole segments back; no block of theirs is asked for again. Unknown ones are passed over."""
+        """Give the space of whole segments back; nobody asks for their blocks again. Unknown ones are passed over."""
 
     @abstractmethod
     def probe(self, blocks: Sequence[BlockRef]) -> list[bool]:

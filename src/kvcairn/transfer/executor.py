@@ -24,7 +24,10 @@ _HEARTBEAT_S = 0.5
 class Executor(Protocol):
     """Runs tasks by tier and priority."""
 
-    clock: Clock
+    @property
+    def clock(self) -> Clock:
+        """The time that tasks and deadlines go by."""
+        ...
 
     def start(self, tick: Callable[[float], float | None]) -> None:
         """Begin; `tick(now)` is called whenever it is due and says when it is due again (None: not before `wake`)."""
