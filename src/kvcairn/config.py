@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
+from kvcairn import plugins
 from kvcairn.errors import ConfigError
 from kvcairn.host import Host, folder_bytes, free_bytes
 from kvcairn.plain import find, join, lay, leaves, near
@@ -182,6 +183,17 @@ _LENIENT: Final[Mapping[type[msgspec.inspect.Type], type]] = {
 AnyStruct = TypeVar("AnyStruct", bound=Struct)
 
 
+def known_tier_types() -> dict[str, type[TierOptions]]:
+    """Return the settings type of each built-in tier, and of each plug-in (its class attribute `options`)."""
+    found = plugins.load(plugins.TIERS)
+    return {name: tier.options for name, tier in found.items()} | dict(BUILT_IN_TIERS)  # type: ignore[attr-defined]
+
+
+def known_evictions() -> set[str]:
+    """Return the names of the eviction policies, built in and installed."""
+    return {*BUILT_IN_EVICTIONS, *plugins.names(plugins.POLICIES)}
+
+
 class ConfigReader:
     """Turns plain trees into checked settings.
 
@@ -190,21 +202,21 @@ class ConfigReader:
     Args:
         environment: Variables laid over the settings; those of this process by default.
         host: The machine whose limits the capacities must respect.
-        tier_types: The settings type of each `type` of tier; plug-ins add theirs.
-        evictions: The names of the eviction policies there are.
+        tier_types: The settings type of each `type` of tier; by default built-in and installed ones.
+        evictions: The names of the eviction policies; by default built-in and installed ones.
     """
 
     def __init__(
         self,
         environment: Mapping[str, str] | None = None,
         host: Host | None = None,
-        tier_types: Mapping[str, type[TierOptions]] = BUILT_IN_TIERS,
-        evictions: Collection[str] = BUILT_IN_EVICTIONS,
+        tier_types: Mapping[str, type[TierOptions]] | None = None,
+        evictions: Collection[str] | None = None,
     ) -> None:
         self._environment = os.environ if environment is None else environment
         self._host = host or Host()
-        self._tier_types = tier_types
-        self._evictions = evictions
+        self._tier_types = known_tier_types() if tier_types is None else tier_types
+        self._evictions = known_evictions() if evictions is None else evictions
         self._variables: dict[str, str] = {}
         self._given: set[str] = set()
 

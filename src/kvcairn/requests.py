@@ -46,10 +46,9 @@ class Probe(Chain, frozen=True):
 
 
 class Acquire(Chain, frozen=True):
-    """Lease what is in memory; where more could be loaded and `wait` is set, start a job for it instead."""
+    """Lease what is in memory; where more could be loaded and `wait_s` is not 0, start a job for it instead."""
 
-    wait: bool = False
-    priority: int = 0
+    wait_s: float = 0.0
 
 
 class Prefetch(Chain, frozen=True):

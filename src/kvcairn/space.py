@@ -126,7 +126,7 @@ class Space:
         (`lease.reason`). Release it, or use it in `with`.
         """
         link = self._frame.link
-        request = rq.Acquire(self._frame.space, _list(keys), start, _wire(parent), deadline_s > 0)
+        request = rq.Acquire(self._frame.space, _list(keys), start, _wire(parent), max(0.0, deadline_s))
         until_s = link.now() + deadline_s
         while True:
             leased: rq.Leased = link.call(request)
@@ -219,7 +219,7 @@ class Space:
             while done < len(chain) and not job.is_cancelled:
                 with self.acquire(chain, done, max(0.0, until_s - self._frame.link.now())) as lease:
                     for block in range(lease.count):
-                        _scatter(lease[block], regions[done + block])
+                        self._spill(lease, block, regions[done + block])
                         job.ok[done + block] = True
                     done += lease.count
                     if lease.count == 0:
@@ -305,6 +305,14 @@ class Space:
                 _copy(block[begin : begin + nbytes], slots.part(at, group))
             begin += nbytes
 
+    def _spill(self, lease: Lease, block: int, regions: list[tuple[int, int]]) -> None:
+        """Copy a block out region by region; bytes of a group that this prefix does not need are left as they are."""
+        begin = 0
+        for group, nbytes in enumerate(self._frame.part_bytes):
+            if lease.offsets(group)[block] >= 0:
+                _scatter(lease.part(block, group), _span(regions, begin, begin + nbytes))
+            begin += nbytes
+
     def _regions(self, blocks: int, buffers: Buffers) -> list[list[tuple[int, int]]]:
         addresses: npt.NDArray[np.uint64] = np.asarray(buffers[0], dtype=np.uint64)
         sizes: npt.NDArray[np.int64] = np.asarray(buffers[1], dtype=np.int64)
@@ -347,6 +355,17 @@ def _copy(source: memoryview, target: memoryview) -> None:
 
 def _view(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+def _span(regions: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the regions that bytes [begin, end) of a block go to."""
+    found, at = [], 0
+    for address, nbytes in regions:
+        low, high = max(at, begin), min(at + nbytes, end)
+        if low < high:
+            found.append((address + low - at, high - low))
+        at += nbytes
+    return found
 
 
 def _scatter(block: memoryview, regions: list[tuple[int, int]]) -> None:

@@ -26,6 +26,7 @@ from kvcairn.types import Completion, JobState, MissReason, Stats, add_to
 DEADLINE_NEVER_S = float("inf")
 POLL_S = 0.001
 ACQUIRE_PRIORITY, PREFETCH_PRIORITY = 0, 50
+ACQUIRE_GRACE_S = 60.0  # a caller that never comes for its lease is forgotten after that
 
 
 class Core:
@@ -143,9 +144,10 @@ class Core:
         self._seen(walk.rows[: walk.length])
         lengths = state.walker.in_memory(space, walk.rows, state.now())
         here = lengths[-1] if lengths else 0
-        if request.wait and walk.length > here:
+        if request.wait_s > 0 and walk.length > here:
+            lives_s = request.wait_s + ACQUIRE_GRACE_S
             job = self._loads.start(
-                space, keys, walk, priority=ACQUIRE_PRIORITY, lives_s=60.0, deadline_s=DEADLINE_NEVER_S
+                space, keys, walk, priority=ACQUIRE_PRIORITY, lives_s=lives_s, deadline_s=DEADLINE_NEVER_S
             )
             return rq.Leased(0, 0, None, [], None, job.hold.number)
         reason = MissReason.DEADLINE if walk.length > here else walk.reason
@@ -211,16 +213,22 @@ class Core:
         return self._changed()
 
     def _contains(self, request: rq.Chain) -> rq.Value:
-        flags = self._readable(request).flags
+        space, _ = self._wanted(request)
+        full = [group for group in range(len(space.groups)) if space.is_full(group)]
+        flags = self._there(request, full or list(range(len(space.groups))))
         return rq.Value(flags.index(False) if False in flags else len(flags))
 
     def _readable(self, request: rq.Chain) -> rq.Flags:
+        space, _ = self._wanted(request)
+        return rq.Flags(self._there(request, list(range(len(space.groups)))))
+
+    def _there(self, request: rq.Chain, groups: list[int]) -> list[bool]:
+        """Say for each key whether all of these groups are readable somewhere."""
         space, keys = self._wanted(request)
         rows = self.state.tree.find(space.rows, keys)
-        usable = self.state.walker.usable(0, rows, self.state.now()) > 0
-        for group in range(1, len(space.groups)):
-            usable |= self.state.walker.usable(group, rows, self.state.now()) > 0
-        return rq.Flags(usable.tolist())
+        usable = [self.state.walker.usable(group, rows, self.state.now()) > 0 for group in groups]
+        flags: list[bool] = np.all(usable, axis=0).tolist()
+        return flags
 
     def _touch(self, request: rq.Touch) -> rq.Value:
         space, keys = self._wanted(request)

@@ -158,9 +158,9 @@ def _restore_space(state: State, level: Level, space_id: bytes, items: list[tupl
 
 def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
     given: dict[str, Any] = {name: getattr(options, name) for name in options.__struct_fields__}
-    overhead, region = getattr(tier, "overhead_bytes", 0), getattr(tier, "region_bytes", None)
+    overhead = tier.overhead_bytes
     try:
-        allocator = SlotAllocator(given["capacity_bytes"] - overhead, region)
+        allocator = SlotAllocator(given["capacity_bytes"] - overhead, tier.region_bytes)
     except ValueError as error:
         raise ConfigError(f"{path}.capacity", str(error), given["capacity_bytes"]) from error
     policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")

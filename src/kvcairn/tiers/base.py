@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvcairn.clock import Clock
+from kvcairn.config import TierOptions
 from kvcairn.errors import TierError
 from kvcairn.types import MissReason
 
@@ -98,9 +99,15 @@ class TierContext:
 class Tier(ABC):
     """One storage level below memory. Constructed as `cls(options, context)`; does no I/O before `open`."""
 
+    options: ClassVar[type[TierOptions]]
+    """Type of the settings; its `tag` is the tier's `type`. Must have `capacity_bytes` where the tier is managed."""
     managed: ClassVar[bool] = True
     header_bytes: ClassVar[int] = 0
     """Bytes of a slot before the payload, a multiple of 4,096; counted in the slot."""
+    overhead_bytes: int = 0
+    """Part of the capacity that the tier needs for its own books; final after `open`."""
+    region_bytes: int | None = None
+    """Size of the pieces that segments are cut from, where the tier has fixed one; final after `open`."""
 
     name: str
 

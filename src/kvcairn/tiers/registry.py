@@ -1,15 +1,14 @@
-"""Finds the class of a tier by the `type` of its settings; built-ins and plug-ins come in by the same door."""
+"""Finds the class of a tier by the `type` of its settings: built in, or offered by an installed package."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import entry_points
 
+from kvcairn import plugins
 from kvcairn.config import TierOptions
 from kvcairn.errors import ConfigError
 from kvcairn.tiers.base import Tier, TierContext
 
-GROUP = "kvcairn.tiers"
 _BUILT_IN = {"disk": "kvcairn.tiers.disk:DiskTier"}
 
 
@@ -17,16 +16,19 @@ def create(options: TierOptions, context: TierContext, path: str) -> Tier:
     """Return a new tier for these settings, not opened yet.
 
     Raises:
-        ConfigError: no installed tier has that type; names the setting `path`.
+        ConfigError: no installed tier has that type, or it is of a kind that is not supported; names `path`.
     """
     kind = str(options.__struct_config__.tag)
-    for point in entry_points(group=GROUP, name=kind):
-        tier = point.load()(options, context)
-        assert isinstance(tier, Tier), f"{point.value} is no Tier"
-        return tier
-    if kind not in _BUILT_IN:
+    if kind in _BUILT_IN:
+        module, name = _BUILT_IN[kind].split(":")
+        found = getattr(import_module(module), name)
+    else:
+        found = plugins.load(plugins.TIERS).get(kind)
+    if found is None:
         raise ConfigError(f"{path}.type", f"no installed tier is called {kind!r}")
-    module, name = _BUILT_IN[kind].split(":")
-    tier = getattr(import_module(module), name)(options, context)
-    assert isinstance(tier, Tier)
+    tier = found(options, context)
+    if not isinstance(tier, Tier):
+        raise ConfigError(f"{path}.type", f"{found.__module__}.{found.__qualname__} is no kvcairn Tier", kind)
+    if not tier.managed:
+        raise ConfigError(f"{path}.type", "tiers that evict by themselves are not available in this version", kind)
     return tier

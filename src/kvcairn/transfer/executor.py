@@ -80,6 +80,11 @@ class Lane:
         self.lost = 0  # workers inside a call that was given up
         self.is_closed = False
 
+    @property
+    def _most_workers(self) -> int:
+        """Threads there may be with the lost ones: each can be replaced once."""
+        return 2 * self.threads
+
     def add(self, task: Task, order: int) -> None:
         """Queue a task, and start a thread where one is missing."""
         with self.changed:
@@ -96,21 +101,21 @@ class Lane:
             return True
 
     def expire(self, now_s: float) -> tuple[list[Task], float]:
-        """Give up what is past its deadline; return it, and when to look again."""
+        """Give up calls past their deadline, and what waits while every thread hangs; say when to look again."""
         with self.changed:
             expired = [t for t in self.running if t.deadline_s <= now_s]
             for task in expired:
                 task.state = TaskState.GIVEN_UP
                 self.running.discard(task)
                 self.lost += 1
-            queued = [t for _, _, t in self.queue if t.state is TaskState.QUEUED]
-            for task in queued:
-                if task.deadline_s <= now_s:
-                    task.state = TaskState.DONE
-                    expired.append(task)
+            if self.lost and self.workers == self.lost >= self._most_workers:
+                for _, _, task in self.queue:
+                    if task.state is TaskState.QUEUED:
+                        task.state = TaskState.DONE
+                        expired.append(task)
+                self.queue.clear()
             self._staff()
-            waiting = [t.deadline_s for t in (*self.running, *queued) if t.deadline_s > now_s]
-            return expired, min(waiting, default=now_s + _HEARTBEAT_S)
+            return expired, min((t.deadline_s for t in self.running), default=now_s + _HEARTBEAT_S)
 
     def close(self) -> list[Task]:
         """Stop the threads; return what was still queued."""
@@ -133,7 +138,7 @@ class Lane:
         """Start a thread if there is more work than idle threads; lost ones are replaced, up to the same number."""
         if self.is_closed or self.idle or not self.queue:
             return
-        if self.workers - self.lost < self.threads and self.workers < 2 * self.threads:
+        if self.workers - self.lost < self.threads and self.workers < self._most_workers:
             self.workers += 1
             threading.Thread(target=self._work, name=f"kvcairn-{self.tier}", daemon=True).start()
 
@@ -144,6 +149,7 @@ class Lane:
                 task = heapq.heappop(self.queue)[2]
                 if task.state is TaskState.QUEUED:
                     task.state = TaskState.RUNNING
+                    task.deadline_s = self.clock.now() + task.timeout_s
                     self.running.add(task)
                     return task
             if self.is_closed:
@@ -195,8 +201,7 @@ class ThreadExecutor:
         self._watch.start()
 
     def submit(self, task: Task) -> None:
-        """Queue a task on its tier's lane."""
-        task.deadline_s = self.clock.now() + task.timeout_s
+        """Queue a task on its tier's lane; the watch learns of its deadline when it starts."""
         with self._guard:
             is_closed = self._is_closed
             lane = self._lanes.get(task.tier)
@@ -281,7 +286,6 @@ class InlineExecutor:
 
     def submit(self, task: Task) -> None:
         """Queue a task."""
-        task.deadline_s = self.clock.now() + task.timeout_s
         heapq.heappush(self._queue, (task.priority, next(self._order), task))
 
     def cancel(self, task: Task) -> bool:

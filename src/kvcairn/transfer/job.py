@@ -9,7 +9,7 @@ from typing import Self
 
 import msgspec
 
-from kvcairn.errors import LeaseError
+from kvcairn.errors import KVCairnError, LeaseError
 from kvcairn.memory.lease import Frame, Lease, first_damaged
 from kvcairn.requests import Damaged, JobCancel, JobClose, JobInfo, JobLease, JobStatus
 from kvcairn.types import JobState, MissReason
@@ -155,8 +155,12 @@ class CopyJob:
         self.wait()
 
     def _work(self, work: Callable[[CopyJob], None]) -> None:
+        self.error = "the transfer thread failed"
         try:
             work(self)
+            self.error = None
+        except KVCairnError as error:
+            self.error = str(error)
         finally:
             self._ended.set()
             self._frame.link.notify()

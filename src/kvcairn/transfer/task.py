@@ -30,7 +30,7 @@ class Task:
         done: called exactly once, with the value or the error, on the thread that ran the task (or gave it up).
         late: called when a call returns after it was given up: only now its buffers are nobody's.
         priority: the lower goes first.
-        timeout_s: longest time in queue and in the call together.
+        timeout_s: longest time the call may take, the queue not counted.
     """
 
     tier: str

@@ -1,18 +1,13 @@
-"""One file per eviction policy; `create` finds them by name, plug-ins by entry point."""
+"""One file per eviction policy; `create` finds them by name, built in or offered by an installed package."""
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
+from kvcairn import plugins
 from kvcairn.errors import ConfigError
 from kvcairn.policy.eviction.base import EvictionPolicy
+from kvcairn.policy.eviction.lru import LRU
 
-GROUP = "kvcairn.policies"
-
-
-def names() -> list[str]:
-    """Names of the installed eviction policies, sorted."""
-    return sorted({point.name for point in entry_points(group=GROUP)} | set(_builtin()))
+_BUILT_IN: dict[str, type[EvictionPolicy]] = {"lru": LRU}
 
 
 def create(name: str, path: str = "eviction") -> EvictionPolicy:
@@ -21,18 +16,11 @@ def create(name: str, path: str = "eviction") -> EvictionPolicy:
     Raises:
         ConfigError: there is no such policy; names the setting `path` and what there is.
     """
-    for point in entry_points(group=GROUP, name=name):
-        policy = point.load()()
-        if not isinstance(policy, EvictionPolicy):
-            raise ConfigError(path, f"entry point {point.value} is no EvictionPolicy", name)
-        return policy
-    if name in _builtin():
-        return _builtin()[name]()
-    raise ConfigError(path, f"unknown eviction policy; there are: {', '.join(names())}", name)
-
-
-def _builtin() -> dict[str, type[EvictionPolicy]]:
-    """Return the policies of this package, for an installation whose entry points cannot be read."""
-    from kvcairn.policy.eviction.lru import LRU
-
-    return {"lru": LRU}
+    found = _BUILT_IN.get(name) or plugins.load(plugins.POLICIES).get(name)
+    if found is None:
+        known = ", ".join(sorted({*_BUILT_IN, *plugins.names(plugins.POLICIES)}))
+        raise ConfigError(path, f"unknown eviction policy; there are: {known}", name)
+    policy = found()
+    if not isinstance(policy, EvictionPolicy):
+        raise ConfigError(path, f"{found.__module__}.{found.__qualname__} is no EvictionPolicy", name)
+    return policy

@@ -80,7 +80,7 @@ class Lock:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
             reason = "another cache owns this folder"
-            remedy = "give each cache a folder of its own, or share one cache through the daemon (kvcairn serve)"
+            remedy = "one process owns a folder at a time: close the other cache, or give this one a folder of its own"
             raise ConfigError(setting, reason, str(folder), remedy) from error
         self._held.add(self)
 
