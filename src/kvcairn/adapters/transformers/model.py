@@ -19,7 +19,7 @@ from kvcairn.adapters.transformers.request import Request, read_request
 from kvcairn.adapters.transformers.reuse import Reuse, RowReuse
 
 if TYPE_CHECKING:
-    from kvcairn.cache import Cache
+    from kvcairn import Cache
 from kvcairn.errors import LayoutError
 from kvcairn.layout import SpaceDescriptor
 
