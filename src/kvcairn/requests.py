@@ -308,6 +308,14 @@ class Link(Protocol):
         """The arena as flat writable bytes."""
         ...
 
+    def read(self, begin: int, nbytes: int) -> bytes:
+        """Return a copy of bytes of the arena; does not hold the GIL while it copies.
+
+        Raises:
+            ClosedError: the cache is closed.
+        """
+        ...
+
     @property
     def boot_id(self) -> bytes:
         """Names this run of the core."""

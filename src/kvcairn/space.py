@@ -197,9 +197,11 @@ class Space:
         """Return the bytes of the longest run that can be had by the deadline; shorter than `keys` after a miss."""
         with self.acquire(keys, deadline_s=deadline_s, parent=parent) as lease:
             groups = range(len(self._frame.part_bytes))
+            if len(groups) == 1:
+                return [lease.copy(block) for block in range(lease.count)]
             offsets = [lease.offsets(group) for group in groups]
             return [
-                b"".join(bytes(lease.part(block, group)) for group in groups if offsets[group][block] >= 0)
+                b"".join([lease.copy(block, group) for group in groups if offsets[group][block] >= 0])
                 for block in range(lease.count)
             ]
 
@@ -344,7 +346,7 @@ def _unique(keys: list[bytes]) -> list[bytes]:
 
 def _bytes_of(block: Block) -> memoryview:
     if isinstance(block, np.ndarray):
-        return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
+        return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
     return memoryview(block).cast("B")
 
 

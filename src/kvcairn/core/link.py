@@ -33,6 +33,10 @@ class Direct:
         self._closing = threading.Lock()
         _open_links.add(self)
 
+    def read(self, begin: int, nbytes: int) -> bytes:
+        """Return a copy of bytes of the arena."""
+        return self.core.state.arena.read(begin, nbytes)
+
     def call(self, request: Any) -> Any:
         """Handle one request."""
         if not self._is_open:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
+
+from kvcairn.errors import ClosedError
 
 POISON = 0xDB
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
@@ -29,6 +32,9 @@ class Arena:
         self.capacity_bytes = capacity_bytes
         self.fd = _memory_file(capacity_bytes)
         self._map = mmap.mmap(self.fd, capacity_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # of use where the host lets shared memory have huge pages
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._map)
         self.array: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
 
@@ -38,6 +44,16 @@ class Arena:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         libc.madvise(address, nbytes, _MADV_POPULATE_WRITE)  # a kernel that does not know it touches pages on demand
+
+    def read(self, offset_bytes: int, nbytes: int) -> bytes:
+        """Return a copy. Through the file, since making bytes from a view would hold the GIL.
+
+        Raises:
+            ClosedError: the arena is closed.
+        """
+        if self.fd < 0:
+            raise ClosedError("the cache is closed")
+        return os.pread(self.fd, nbytes, offset_bytes)
 
     def poison(self, offset_bytes: int, nbytes: int) -> None:
         """Overwrite freed bytes, so that a reader of a freed slot cannot mistake them for a block."""

@@ -54,16 +54,19 @@ class _Slots:
             LayoutError: there is no such group, or the block has no copy of it here.
             IndexError: there is no such block.
         """
-        offsets = self._of(group)
-        if not -len(offsets) <= block < len(offsets):
-            raise IndexError(f"block {block} of {len(offsets)}")
-        begin = offsets[block]
-        if begin < 0:
-            raise LayoutError(f"block {block} has no copy of group {group} here")
+        begin = self._begin(block, group)
         view = self._cut(self._frame.link.arena[begin : begin + self._frame.part_bytes[group]])
         with self._guard:
             self._views.append(view)
         return view
+
+    def copy(self, block: int, group: int = 0) -> bytes:
+        """Return a copy of the bytes of one group of one block; does not hold the GIL meanwhile.
+
+        Raises:
+            LeaseError, LayoutError, IndexError: as `part`.
+        """
+        return self._frame.link.read(self._begin(block, group), self._frame.part_bytes[group])
 
     def offsets(self, group: int = 0) -> Offsets:
         """Return where each block of a group begins in `space.arena`, in bytes; -1 where it has no copy here."""
@@ -76,6 +79,14 @@ class _Slots:
 
     def _cut(self, view: memoryview) -> memoryview:
         return view
+
+    def _begin(self, block: int, group: int) -> int:
+        offsets = self._of(group)
+        if not -len(offsets) <= block < len(offsets):
+            raise IndexError(f"block {block} of {len(offsets)}")
+        if offsets[block] < 0:
+            raise LayoutError(f"block {block} has no copy of group {group} here")
+        return offsets[block]
 
     def _of(self, group: int) -> list[int]:
         self._must_be_open()
