@@ -142,7 +142,7 @@ class Core:
         space, keys = self._wanted(request)
         walk = state.walker.walk(space, keys, state.now())
         self._seen(walk.rows[: walk.length])
-        lengths = state.walker.in_memory(space, walk.rows, state.now())
+        lengths = state.walker.in_memory(space, walk.rows[: walk.length], state.now())
         here = lengths[-1] if lengths else 0
         if request.wait_s > 0 and walk.length > here:
             lives_s = request.wait_s + ACQUIRE_GRACE_S
@@ -245,6 +245,7 @@ class Core:
 
     def _hint(self, request: rq.Hint) -> rq.Value:
         space, keys = self._wanted(request)
+        self._drops.expired(space, keys)
         rows = self.state.tree.find(space.rows, keys)
         return rq.Value(self._pins.hint(space, rows[rows >= 0], request.hints))
 

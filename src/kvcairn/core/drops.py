@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvcairn.core.level import Level, submit
+from kvcairn.core.residency import READY
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.errors import TierError
@@ -46,7 +47,9 @@ class Drops:
             rows = self._state.tree.find(space.rows, keys)
             expires = self._state.tree.nodes.expires_s[rows]
             over = rows[(rows >= 0) & (expires > 0) & (expires <= self._state.now())]
-            self.rows(space, over, MissReason.EXPIRED)
+            for level in self._state.levels:
+                for group, copies in enumerate(level.residency.copies):
+                    self.copies(level, space, group, over[copies.state[over] == READY], MissReason.EXPIRED)
 
     def everything(self, space: SpaceInfo, levels: list[Level]) -> None:
         """Drop all copies of a space on these tiers."""

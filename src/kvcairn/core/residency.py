@@ -124,7 +124,8 @@ class Residency:
         """Make copies unreadable now, and free their slots, at once or with their last hold."""
         copies = self.copies[group]
         state = copies.state[rows]
-        rows, state = rows[(state != 0) & (state != EVICTING)], state[(state != 0) & (state != EVICTING)]
+        alive = (state != 0) & (state != EVICTING)
+        rows, state = rows[alive], state[alive]
         ready = rows[state == READY]
         copies.state[rows] = EVICTING
         self.counts.in_flight -= rows.size - ready.size
@@ -136,8 +137,9 @@ class Residency:
             self.policy.remove(gone)
             self.tree.note_gone(ready, reason)
             self.readers.removed(self.name, gone)
-        written = rows[state != READY]
-        self.tree.note_gone(written[self.tree.nodes.copies[written] == 1], reason)
+        if ready.size < rows.size:
+            written = rows[state != READY]
+            self.tree.note_gone(written[self.tree.nodes.copies[written] == 1], reason)
         self.free_unheld(group, rows)
 
     def abandon(self, group: int, rows: Rows, reason: MissReason | None) -> Addresses:

@@ -27,11 +27,11 @@ class Room:
         Copies of the same slot size go first. Where they do not suffice, segments of other sizes are emptied.
         """
         allocator = self._residency.allocator
-        have = allocator.obtainable(slot_bytes)
+        have = allocator.obtainable(slot_bytes, count)
         if have >= count:
             return count
         self._evict(self._same_size(slot_bytes, count - have))
-        while (have := allocator.obtainable(slot_bytes)) < count:
+        while (have := allocator.obtainable(slot_bytes, count)) < count:
             victims = self._other_sizes(slot_bytes)
             if not victims:
                 break

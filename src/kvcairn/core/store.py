@@ -8,6 +8,7 @@ import numpy as np
 
 from kvcairn.core.drops import Drops
 from kvcairn.core.holds import Hold
+from kvcairn.core.residency import READY
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.index.arrays import NO_ROWS, Rows
@@ -103,8 +104,10 @@ class Store:
     def _pin_ready(self, hold: Hold, rows: Rows) -> None:
         memory = self._state.memory.residency
         known = rows[rows >= 0]
+        if known.size == 0:
+            return
         for group in range(len(hold.space.groups)):
-            ready = known[memory.of(group).state[known] == int(CopyState.READY)]
+            ready = known[memory.of(group).state[known] == READY]
             self._state.ledger.pin(hold, memory, group, ready)
 
     def _absent(
@@ -117,11 +120,12 @@ class Store:
         return np.asarray(flags, dtype=np.bool_)
 
     def _in_flight(self, space: SpaceInfo, wanted: Rows) -> list[int]:
-        writing = (int(CopyState.RESERVED), int(CopyState.WRITING), int(CopyState.EVICTING))
         flags = np.zeros(wanted.size, dtype=np.bool_)
         for group in range(len(space.groups)):
-            flags |= np.isin(self._state.memory.residency.of(group).state[wanted], writing)
-        return np.flatnonzero(flags).tolist()
+            state = self._state.memory.residency.of(group).state[wanted]
+            flags |= (state != 0) & (state != READY)
+        in_flight: list[int] = flags.nonzero()[0].tolist()
+        return in_flight
 
     def _take(self, space: SpaceInfo, group: int, absent: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Addresses:
         memory = self._state.memory

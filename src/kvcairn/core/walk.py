@@ -49,7 +49,8 @@ class Walker:
         rows = self._tree.find(space.rows, keys)
         if len(space.groups) == 1 and space.groups[0].kind == "full":
             found = self.usable(0, rows, now_s)
-            length = rows.size if found.all() else int(found.argmin())
+            length = found.tobytes().find(0)
+            length = rows.size if length < 0 else length
             sparse = None
         else:
             usable = [self.usable(g, rows, now_s) for g in range(len(space.groups))]
@@ -96,9 +97,9 @@ class Walker:
         """Count blocks by tier name."""
         if levels.size == 0:
             return {}
-        first = int(levels[0])
-        if (levels == first).all():
-            return {self._levels[first - 1].name: levels.size}
+        data = levels.tobytes()
+        if data.count(data[:1]) == levels.size:
+            return {self._levels[data[0] - 1].name: levels.size}
         counts = np.bincount(levels, minlength=len(self._levels) + 1)
         return {level.name: int(n) for level, n in zip(self._levels, counts[1:], strict=False) if n}
 

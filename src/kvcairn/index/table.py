@@ -97,8 +97,11 @@ class KeyTable:
             has_room = free.any(axis=1)
             for i in np.flatnonzero(~has_room).tolist():
                 self._spilled[words[i].tobytes()] = int(rows[i])
-            _, first = np.unique(np.where(has_room, place, -1), return_index=True)
-            first = first[has_room[first]]  # of those that chose the same place, one goes there
+            if rows.size == 1:
+                first = np.flatnonzero(has_room)
+            else:
+                _, first = np.unique(np.where(has_room, place, -1), return_index=True)
+                first = first[has_room[first]]  # of those that chose the same place, one goes there
             self._rows[place[first]] = rows[first]
             self._prints.ravel()[place[first]] = words[first, 1]
             left = has_room.copy()

@@ -79,9 +79,11 @@ class SlotAllocator:
         """Size of the largest slot that can be cut."""
         return self._owner.size * self.region_bytes // PAGE_BYTES * PAGE_BYTES
 
-    def obtainable(self, slot_bytes: int) -> int:
-        """Slots of that size that `take` can give without anything being evicted."""
+    def obtainable(self, slot_bytes: int, enough: int) -> int:
+        """Slots of that size that `take` can give without anything being evicted; not counted beyond `enough`."""
         own = sum(s.free_slots for s in self.segments.values() if s.slot_bytes == slot_bytes)
+        if own >= enough:
+            return own
         length = self._regions_for(slot_bytes)
         runs = sum(run // length for _, run in self._vacant_runs(slot_bytes))
         return own + runs * self._slots_in(length, slot_bytes)
@@ -198,7 +200,11 @@ class SlotAllocator:
     def _vacant_runs(self, slot_bytes: int) -> list[tuple[int, int]]:
         """Runs of regions that are free, or belong to an empty segment of another size: (first, length)."""
         empty = [n for n, s in self.segments.items() if s.free_slots == s.slots and s.slot_bytes != slot_bytes]
-        vacant = np.isin(self._owner, [-1, *empty])
+        vacant = self._owner < 0
+        if not empty and not vacant.any():
+            return []
+        for number in empty:
+            vacant |= self._owner == number
         edges = np.flatnonzero(np.diff(np.concatenate(([False], vacant, [False])).astype(np.int8)))
         return [(int(a), int(b - a)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
 
@@ -226,7 +232,8 @@ class SlotAllocator:
             return []
         owners = self._owner[addresses.astype(np.int64) * PAGE_BYTES // self.region_bytes]
         found = []
-        for number in np.unique(owners) if owners[0] != owners[-1] or owners.size > 2 else owners[:1]:
+        is_one = bool((owners == owners[0]).all())
+        for number in owners[:1] if is_one else np.unique(owners):
             segment = self.segments[int(number)]
             chosen = np.flatnonzero(owners == number)
             pages = addresses[chosen].astype(np.int64) - int(self._base(segment))
