@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Self
+from weakref import WeakValueDictionary
 
 from kvcairn import requests as rq
 from kvcairn.config import Config
@@ -35,7 +36,7 @@ class Cache:
         """Wrap a link to a core; `open` and `connect` are the usual ways."""
         self._link, self._config = link, config
         self._spaces: dict[bytes, Space] = {}
-        self._jobs: dict[int, Job] = {}
+        self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self._users = 1
         self._guard = threading.Lock()
 
@@ -74,7 +75,7 @@ class Cache:
         with self._guard:
             space = self._spaces.get(descriptor.space_id)
             if space is None:
-                space = Space(self._link, descriptor, self._config.prefetch)
+                space = Space(self._link, descriptor, self._config.prefetch, self._jobs)
                 self._spaces[descriptor.space_id] = space
             return space
 
@@ -150,14 +151,15 @@ class Cache:
         """Return an eventfd that is readable when jobs have ended since the last `poll`."""
         return self._link.fileno()
 
-    def poll(self) -> list[rq.JobStatus]:
-        """Return the jobs that ended since the last call and are still open. Never waits."""
+    def poll(self) -> list[Job]:
+        """Return the prefetch jobs that ended since the last call and are still open. Never waits."""
         try:
             os.eventfd_read(self._link.fileno())
         except BlockingIOError:
             return []
         batch: rq.JobBatch = self._link.call(rq.Ended())
-        return batch.jobs
+        ended = [self._jobs.get(status.job) for status in batch.jobs]
+        return [job for job in ended if job is not None]
 
     def close(self, drain: bool = True) -> None:
         """End the cache, with `drain` after background writes are done (at most 60 s). Idempotent.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,14 @@ class Space:
         block_bytes: bytes of a block, all groups together.
     """
 
-    def __init__(self, link: rq.Link, descriptor: SpaceDescriptor, prefetch: PrefetchOptions) -> None:
-        """Open the space.
+    def __init__(
+        self,
+        link: rq.Link,
+        descriptor: SpaceDescriptor,
+        prefetch: PrefetchOptions,
+        jobs: MutableMapping[int, Job],
+    ) -> None:
+        """Open the space; `jobs` is where its prefetch jobs are entered.
 
         Raises:
             LayoutError: its blocks are larger than the memory tier.
@@ -44,7 +50,7 @@ class Space:
         opened = link.call(rq.OpenSpace(descriptor))
         groups = range(len(descriptor.layout.groups))
         parts = tuple(descriptor.layout.part_bytes(group, descriptor.block_tokens) for group in groups)
-        self._frame = Frame(link, opened.space, parts, opened.verify)
+        self._frame = Frame(link, opened.space, parts, opened.verify, jobs)
         self.block_bytes = sum(parts)
         self._prefetch = prefetch
 
@@ -117,7 +123,9 @@ class Space:
         """
         wait_s = self._prefetch_wait_s(policy or self._prefetch.policy, len(keys) - start)
         request = rq.Prefetch(self._frame.space, _list(keys), start, _wire(parent), priority, deadline_s)
-        return Job(self._frame, self._frame.link.call(request), wait_s)
+        job = Job(self._frame, self._frame.link.call(request), wait_s)
+        self._frame.jobs[job.number] = job
+        return job
 
     def acquire(self, keys: Sequence[bytes], start: int = 0, deadline_s: float = 1.0, parent: Parent = None) -> Lease:
         """Pin the longest run of `keys[start:]` that can be in memory by the deadline.

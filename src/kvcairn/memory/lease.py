@@ -7,9 +7,9 @@ refers to their memory; a numpy array made from a view must not be used after th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -25,12 +25,21 @@ SAMPLED = 4  # of the 256 possible first bytes of a key: `sample` verifies one b
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """What handles of one space need to know: its number, the bytes of each group, and which copies are verified."""
+    """What handles of one space need to know.
+
+    Attributes:
+        link: the way to the core.
+        space: number of the space.
+        part_bytes: bytes of each group of a block.
+        verify: the setting `verify_memory`.
+        jobs: handles of open prefetch jobs by number, for `Cache.poll`.
+    """
 
     link: Link
     space: int
     part_bytes: tuple[int, ...]
     verify: str
+    jobs: MutableMapping[int, Any]
 
     def is_verified(self, key: bytes) -> bool:
         """Whether copies of this block carry a checksum from their commit on: all, none, or one in 64."""
