@@ -1,0 +1,7 @@
+"""Measures this host with the real cache; what each figure means stands in docs/benchmarks/method.md."""
+
+from kvcairn.bench.figures import Figure
+from kvcairn.bench.lookup import run_lookup
+from kvcairn.bench.memory import run_memory
+
+__all__ = ["Figure", "run_lookup", "run_memory"]

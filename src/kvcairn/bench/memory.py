@@ -1,0 +1,171 @@
+"""Bench `memory`: blocks of 32 MiB into and out of the memory tier, beside a plain copy of as many bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcairn.bench.figures import ATTEMPTS, PAIRS, Contender, Figure, Time, measure, rate, timed
+from kvcairn.bench.gil import watching
+from kvcairn.cache import Cache
+from kvcairn.config import Config
+from kvcairn.errors import KVCairnError
+from kvcairn.layout import KVLayout, SpaceDescriptor
+from kvcairn.space import Space
+
+BLOCK_TOKENS: Final = 256  # of 128 KiB each, as in a model with 32 layers and 8 heads of 128: 32 MiB
+RUN_BLOCKS: Final = 4  # one prompt of 1,024 tokens; 128 MiB, so nothing is found in the processor's cache
+TIER_BLOCKS: Final = 2 * RUN_BLOCKS
+GIL_BLOCKS: Final = 2  # 64 MiB
+GIL_RUNS: Final = 15
+_STEADY_NS: Final = 500_000  # a plain copy must let the other thread run more often than this
+_BENCH: Final = "memory"
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def run_memory(block_tokens: int = BLOCK_TOKENS, pairs: int = PAIRS, gil_runs: int = GIL_RUNS) -> Iterator[Figure]:
+    """Yield the figures of the memory tier as they are measured.
+
+    Blocks for about ten seconds; takes 450 MiB with blocks of 256 tokens.
+    """
+    layout = KVLayout.full(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
+    space_of = SpaceDescriptor(model="bench", weights="none", layout=layout, block_tokens=block_tokens)
+    nbytes = layout.part_bytes(0, block_tokens)
+    with Cache.open(_config(nbytes)) as cache:
+        traffic = Traffic(cache.space(space_of), nbytes)
+        traffic.warm_up()
+        for suffix, blocks, limit in (("", RUN_BLOCKS, 0.9), ("_1", 1, None)):
+            store = measure(traffic.store(blocks), traffic.copy_in(blocks), pairs=pairs)
+            yield rate(_BENCH, f"store{suffix}", blocks * nbytes, limit, store)
+            load = measure(traffic.load(blocks), traffic.copy_out(blocks), pairs=pairs)
+            yield rate(_BENCH, f"load{suffix}", blocks * nbytes, limit, load)
+        yield _gil_hold(traffic, gil_runs)
+
+
+class Traffic:
+    """Blocks on their way in and out, and the plain copies to compare them with. All memory is touched before."""
+
+    def __init__(self, space: Space, nbytes: int) -> None:
+        """Make the buffers."""
+        self._space = space
+        self._engine: Bytes = np.arange(nbytes // 4, dtype=np.uint32).view(np.uint8)
+        self._out: Bytes = np.ones(nbytes, dtype=np.uint8)
+        self._plain = [np.ones(nbytes, dtype=np.uint8) for _ in range(RUN_BLOCKS)]
+        self._next_plain = itertools.cycle(self._plain)
+        self._names = itertools.count()
+
+    def warm_up(self) -> None:
+        """Go through every slot and every buffer more than once."""
+        for run in (self.store, self.copy_in, self.load, self.copy_out):
+            for _ in range(2 * TIER_BLOCKS // RUN_BLOCKS):
+                run(RUN_BLOCKS)()
+
+    def store(self, blocks: int) -> Contender:
+        """Reserve, copy, commit; blocks that were stored long ago make room."""
+
+        def run() -> Time:
+            keys = self._new_keys(blocks)
+            return timed(lambda: self._store(keys))
+
+        return run
+
+    def load(self, blocks: int) -> Contender:
+        """Acquire, copy out, release; other blocks than the last time."""
+        chains = [self._new_keys(blocks) for _ in range(TIER_BLOCKS // blocks // 2)]
+        for keys in chains:
+            self._store(keys)
+        turn = itertools.cycle(chains)
+
+        def run() -> Time:
+            keys = next(turn)
+            return timed(lambda: self._load(keys))
+
+        return run
+
+    def copy_in(self, blocks: int) -> Contender:
+        """Copy the engine's bytes to as many plain buffers."""
+
+        def run() -> Time:
+            targets = [next(self._next_plain) for _ in range(blocks)]
+            return timed(lambda: _copy_all(targets, [self._engine] * blocks))
+
+        return run
+
+    def copy_out(self, blocks: int) -> Contender:
+        """Copy as many plain buffers to the engine."""
+
+        def run() -> Time:
+            sources = [next(self._next_plain) for _ in range(blocks)]
+            return timed(lambda: _copy_all([self._out] * blocks, sources))
+
+        return run
+
+    def moves(self) -> dict[str, Callable[[], object]]:
+        """Every way in which 64 MiB go in or out, by name. What is returned is kept until the watch has looked."""
+        keys = self._new_keys(GIL_BLOCKS)
+        self._store(keys)
+        return {
+            "reserve": lambda: self._store(self._new_keys(GIL_BLOCKS)),
+            "acquire": lambda: self._load(keys),
+            "put": lambda: self._space.put(self._new_keys(GIL_BLOCKS), [self._engine] * GIL_BLOCKS),
+            "get": lambda: self._space.get(keys),
+            "plain": self.copy_in(GIL_BLOCKS),
+        }
+
+    def _new_keys(self, blocks: int) -> list[bytes]:
+        tokens = np.full(blocks * self._space.descriptor.block_tokens, next(self._names))
+        return self._space.keys(tokens)
+
+    def _store(self, keys: list[bytes]) -> None:
+        with self._space.reserve(keys) as reservation:
+            for block in range(len(reservation)):
+                np.copyto(_array(reservation[block]), self._engine)
+            reservation.commit()
+
+    def _load(self, keys: list[bytes]) -> None:
+        with self._space.acquire(keys, deadline_s=0) as lease:
+            if lease.count != len(keys):
+                raise KVCairnError(f"{len(keys)} blocks were stored, {lease.count} are there: {lease.reason}")
+            for block in range(lease.count):
+                np.copyto(self._out, _array(lease[block]))
+
+
+def _gil_hold(traffic: Traffic, runs: int) -> Figure:
+    """The longest that another thread had to wait while 64 MiB moved; of the ways to move them the worst.
+
+    A call that does not let go makes a gap in every repetition, a busy host only in some: so the least of the
+    repetitions' longest gaps bounds what the calls hold. The same with a plain copy says whether that is so here.
+    """
+    seen: list[dict[str, int]] = []
+    plain_ns = attempt = 0
+    while attempt < ATTEMPTS and (not seen or plain_ns > _STEADY_NS):
+        attempt += 1
+        with watching() as watch:
+            moves = traffic.moves()
+            seen += [{name: watch.longest_gap_ns(move) for name, move in moves.items()} for _ in range(runs)]
+        plain_ns = min(run["plain"] for run in seen)
+    gaps = {name: min(run[name] for run in seen) for name in moves if name != "plain"}
+    worst = max(gaps.values())
+    return Figure(
+        bench=_BENCH, name="gil_hold", value=worst / 1e6, unit="ms", reference=plain_ns / 1e6,
+        ratio=worst / plain_ns, runs=len(seen), limit=1.0, attempts=attempt, noisy=plain_ns > _STEADY_NS,
+    )  # fmt: skip
+
+
+def _copy_all(targets: list[Bytes], sources: list[Bytes]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        np.copyto(target, source)
+
+
+def _array(view: Any) -> Bytes:
+    return np.frombuffer(view, dtype=np.uint8)
+
+
+def _config(nbytes: int) -> Config:
+    capacity = {"type": "memory", "capacity": TIER_BLOCKS * nbytes, "region": nbytes}
+    return Config.from_dict({"tiers": [capacity]})
