@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, MutableMapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcairn import requests as rq
+from kvcairn.buffers import Buffers, Regions, copy_bytes
 from kvcairn.config import PrefetchOptions
 from kvcairn.errors import LayoutError
 from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
@@ -16,9 +16,6 @@ from kvcairn.layout import SpaceDescriptor
 from kvcairn.memory.lease import Frame, Lease, Reservation, first_damaged
 from kvcairn.transfer.job import FINAL, CopyJob, Job
 from kvcairn.types import Hints, Hit, MissReason, Parent, _Unknown
-
-Buffers = tuple[npt.ArrayLike, npt.ArrayLike]
-"""(addresses, sizes): arrays of shape (blocks,) or (blocks, regions), bytes of this process."""
 
 Block = bytes | bytearray | memoryview | npt.NDArray[np.generic]
 
@@ -221,7 +218,7 @@ class Space:
         Raises:
             LayoutError: the regions of a block do not add up to `block_bytes`.
         """
-        chain, regions = _list(keys), self._regions(len(keys), buffers)
+        chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
         def work(job: CopyJob) -> None:
             until_s = self._frame.link.now() + deadline_s
@@ -229,7 +226,7 @@ class Space:
             while done < len(chain) and not job.is_cancelled:
                 with self.acquire(chain, done, max(0.0, until_s - self._frame.link.now())) as lease:
                     for block in range(lease.count):
-                        self._spill(lease, block, regions[done + block])
+                        regions.fill(done + block, lease, block)
                         job.ok[done + block] = True
                     done += lease.count
                     if lease.count == 0:
@@ -247,11 +244,10 @@ class Space:
         Raises:
             LayoutError: the regions of a block do not add up to `block_bytes`.
         """
-        chain, regions = _list(keys), self._regions(len(keys), buffers)
+        chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
         def work(job: CopyJob) -> None:
-            blocks = [np.concatenate([_view(*region) for region in block]) for block in regions]
-            job.ok[:] = self.put(chain, blocks, deadline_s, parent)
+            job.ok[:] = self.put(chain, [regions.gather(block) for block in range(len(chain))], deadline_s, parent)
 
         return CopyJob(self._frame, len(chain), work)
 
@@ -312,28 +308,8 @@ class Space:
         begin = 0
         for group, nbytes in enumerate(self._frame.part_bytes):
             if slots.offsets(group)[at] >= 0:
-                _copy(block[begin : begin + nbytes], slots.part(at, group))
+                copy_bytes(block[begin : begin + nbytes], slots.part(at, group))
             begin += nbytes
-
-    def _spill(self, lease: Lease, block: int, regions: list[tuple[int, int]]) -> None:
-        """Copy a block out region by region; bytes of a group that this prefix does not need are left as they are."""
-        begin = 0
-        for group, nbytes in enumerate(self._frame.part_bytes):
-            if lease.offsets(group)[block] >= 0:
-                _scatter(lease.part(block, group), _span(regions, begin, begin + nbytes))
-            begin += nbytes
-
-    def _regions(self, blocks: int, buffers: Buffers) -> list[list[tuple[int, int]]]:
-        addresses: npt.NDArray[np.uint64] = np.asarray(buffers[0], dtype=np.uint64)
-        sizes: npt.NDArray[np.int64] = np.asarray(buffers[1], dtype=np.int64)
-        columns = (blocks, -1) if blocks else (0, 1)
-        addresses, sizes = addresses.reshape(columns), sizes.reshape(columns)
-        if addresses.shape != sizes.shape or (sizes.sum(axis=1) != self.block_bytes).any() or (sizes < 0).any():
-            raise LayoutError(f"the regions of each of {blocks} blocks must add up to {self.block_bytes} bytes")
-        return [
-            list(zip(row.tolist(), lengths.tolist(), strict=True))
-            for row, lengths in zip(addresses, sizes, strict=True)
-        ]
 
 
 def _wire(parent: Parent) -> bytes | None:
@@ -356,30 +332,3 @@ def _bytes_of(block: Block) -> memoryview:
     if isinstance(block, np.ndarray):
         return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
     return memoryview(block).cast("B")
-
-
-def _copy(source: memoryview, target: memoryview) -> None:
-    """Copy without holding the GIL, which assignment to a memoryview would."""
-    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
-
-
-def _view(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-
-
-def _span(regions: list[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the regions that bytes [begin, end) of a block go to."""
-    found, at = [], 0
-    for address, nbytes in regions:
-        low, high = max(at, begin), min(at + nbytes, end)
-        if low < high:
-            found.append((address + low - at, high - low))
-        at += nbytes
-    return found
-
-
-def _scatter(block: memoryview, regions: list[tuple[int, int]]) -> None:
-    begin = 0
-    for address, nbytes in regions:
-        np.copyto(_view(address, nbytes), np.frombuffer(block[begin : begin + nbytes], dtype=np.uint8))
-        begin += nbytes

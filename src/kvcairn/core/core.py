@@ -17,11 +17,12 @@ from kvcairn.core.level import Level
 from kvcairn.core.load import Loads
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
+from kvcairn.core.stats import stats
 from kvcairn.core.store import Store
 from kvcairn.core.writes import WritesDown
 from kvcairn.errors import ConfigError, LeaseError
 from kvcairn.index.arrays import Rows
-from kvcairn.types import Completion, JobState, MissReason, Stats, add_to
+from kvcairn.types import Completion, JobState, MissReason
 
 DEADLINE_NEVER_S = float("inf")
 POLL_S = 0.001
@@ -260,27 +261,7 @@ class Core:
         return self._changed()
 
     def _stats(self, _: rq.GetStats) -> rq.StatsReply:
-        state = self.state
-        by_space: dict[str, int] = {}
-        by_tenant: dict[str, int] = {}
-        for level in state.levels:
-            for (number, group), count in level.residency.counts.copies.items():
-                space = state.spaces[number]
-                nbytes = count * level.residency.slot_bytes(space, group)
-                add_to(by_space, space.rows.space_id.hex(), nbytes)
-                add_to(by_tenant, space.descriptor.tenant if space.descriptor else "", nbytes)
-        stats = Stats(
-            tiers={level.name: level.stats(state.spaces, state.now()) for level in state.levels},
-            hits_by_tier=dict(state.served.hits),
-            misses_by_reason=dict(state.served.misses),
-            blocks_asked=state.served.asked,
-            open_leases=state.ledger.count("lease"),
-            open_reservations=state.ledger.count("reservation"),
-            open_jobs=state.ledger.count("job"),
-            spaces=by_space,
-            tenants=by_tenant,
-        )
-        return rq.StatsReply(stats)
+        return rq.StatsReply(stats(self.state))
 
     def _is_idle(self, request: rq.IsIdle) -> rq.Value:
         levels = self.state.levels if request.tier is None else [self.level(request.tier)]
