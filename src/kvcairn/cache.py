@@ -167,18 +167,17 @@ class Cache:
         Every later call of anything that came from it raises `ClosedError`; views of leases stay readable.
         """
         with self._opening:
-            with self._guard:
-                self._users = max(0, self._users - 1)
-                if self._users:
-                    return
+            self._users = max(0, self._users - 1)
+            if self._users:
+                return
             if self._opened.get(self._config) is self:
                 del self._opened[self._config]
-            try:
-                if drain and not self.drain(timeout_s=CLOSE_DRAIN_S):
-                    logger.warning("closed with writes left over: a tier did not take them within %g s", CLOSE_DRAIN_S)
-            except ClosedError:
-                return
-            self._link.close(drain)
+        try:
+            if drain and not self.drain(timeout_s=CLOSE_DRAIN_S):
+                logger.warning("closed with writes left over: a tier did not take them within %g s", CLOSE_DRAIN_S)
+        except ClosedError:
+            return
+        self._link.close()
 
     def __enter__(self) -> Self:
         """Return the cache."""
@@ -191,15 +190,17 @@ class Cache:
         self.close()
 
     def join(self) -> bool:
-        """Count one more user, who will `close` as well; False where the cache has ended, or is another process's."""
+        """Count one more user, who will `close` as well; False where the cache has ended, or is another process's.
+
+        Called by `open`, which holds the lock.
+        """
         try:
             self.stats()
         except ClosedError:
             return False
-        with self._guard:
-            if self._users:
-                self._users += 1
-            return bool(self._users)
+        if self._users:
+            self._users += 1
+        return bool(self._users)
 
 
 class EventStream:

@@ -357,6 +357,6 @@ class Link(Protocol):
         """The core's time in seconds."""
         ...
 
-    def close(self, drain: bool) -> None:
+    def close(self) -> None:
         """End the core. Idempotent."""
         ...

@@ -104,6 +104,13 @@ class Core:
         state.notify()
         return level
 
+    def forget(self, level: Level) -> None:
+        """Give up the columns of a tier that was detached, unless a hung call still refers to them."""
+        with self.state.changed:
+            for copies in level.residency.copies:
+                if not copies.state.any():
+                    self.state.tree.drop_copies(copies)
+
     def level(self, name: str) -> Level:
         """Return a tier by name.
 

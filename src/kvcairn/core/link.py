@@ -75,7 +75,7 @@ class Direct:
         """Return the core's time."""
         return self.core.state.now()
 
-    def close(self, drain: bool) -> None:
+    def close(self) -> None:
         """End the core."""
         with self._closing:
             if not self._is_open:
@@ -100,6 +100,7 @@ class Direct:
         self.wait(lambda: level.tasks == 0, level.timeout_s)
         if level.tier is not None:
             level.tier.close()
+        core.forget(level)
         return Value(None)
 
 

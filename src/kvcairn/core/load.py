@@ -153,8 +153,12 @@ class Loads:
 
     def expire(self, now_s: float) -> float | None:
         """Stop jobs past their deadline, close those that nobody took over; return when to look again."""
-        for job in [j for j in self._jobs.values() if j.deadline_s <= now_s and j.state not in FINAL]:
+        late = [j for j in self._jobs.values() if j.deadline_s <= now_s and j.state not in FINAL]
+        for job in late:
             self.cancel(job.hold.number, MissReason.DEADLINE)
+        if late:
+            self.advance_all()
+            self._state.notify()
         for job in [j for j in self._jobs.values() if j.expires_s <= now_s]:
             job.hold.shares = 1
             self.close(job.hold.number)
