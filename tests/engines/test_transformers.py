@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
 
-import kvcairn as kv  # noqa: E402
-from kvcairn.adapters.transformers import CachedModel, Naming  # noqa: E402
-from kvcairn.adapters.transformers.fingerprint import fingerprint  # noqa: E402
-from kvcairn.demo.damage import flip_bit  # noqa: E402
-from tests.engines.transformers_kit import (  # noqa: E402
+import torch
+import transformers
+
+import kvcairn as kv
+from kvcairn.adapters.transformers import CachedModel, Naming
+from kvcairn.adapters.transformers.fingerprint import fingerprint
+from kvcairn.demo.damage import flip_bit
+from kvcairn.testing.faulty import Fault, FaultKind
+from tests.engines.transformers_kit import (
     BLOCK_TOKENS,
     MODELS,
     build,
@@ -25,6 +29,7 @@ from tests.engines.transformers_kit import (  # noqa: E402
     greedy,
     llama,
     open_cache,
+    open_with_faults,
     padded,
     prompt,
 )  # fmt: skip
@@ -112,6 +117,42 @@ def test_a_damaged_block_and_what_follows_is_computed_again(small: Any, tmp_path
         assert cache.stats().misses_by_reason[kv.MissReason.CORRUPT] > 0
         assert torch.equal(greedy(cached, ids), expected)
         assert cached.last_reuse.tokens == 192
+
+
+@pytest.mark.parametrize(
+    ("op", "kind"),
+    [
+        ("read", FaultKind.ERROR),
+        ("read", FaultKind.HANG),
+        ("read", FaultKind.VANISHED),
+        ("read", FaultKind.BLOCK_ERROR),
+        ("write", FaultKind.ERROR),
+        ("write", FaultKind.ALTERED),
+        ("write", FaultKind.SWAPPED),
+        ("write", FaultKind.FALSE_ACK),
+    ],
+)
+def test_a_failing_or_lying_disk_costs_its_blocks_and_nothing_else(
+    small: Any, tmp_path: Path, op: str, kind: FaultKind
+) -> None:
+    ids = prompt(200, seed=8)
+    expected = greedy(small, ids)
+    fault = Fault(kind=kind, ops=frozenset((op,)), block_rate=0.5)
+    injected = 0
+    for turn in ("write", "read"):
+        cache, tier = open_with_faults(tmp_path / "disk", *([fault] if turn == op else []))
+        with cache:
+            cached = wrap(small, cache, load_timeout_s=2.0)
+            assert torch.equal(greedy(cached, ids), expected)
+            lost = cached.last_reuse.rows[0]
+            cache.drain(timeout_s=10)
+            injected += tier.injected[kind]
+            tier.heal()
+            assert torch.equal(greedy(cached, ids), expected)
+            assert cached.last_reuse.tokens == 192
+    assert injected > 0
+    assert lost.tokens < 192
+    assert lost.reason is not None
 
 
 def test_generated_tokens_are_reused_in_the_next_turn(small: Any, cache: kv.Cache) -> None:

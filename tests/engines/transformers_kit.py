@@ -10,6 +10,10 @@ import torch
 import transformers
 
 import kvcairn as kv
+from kvcairn.core.link import Loopback
+from kvcairn.core.open import open_core
+from kvcairn.testing.faulty import Fault, FaultyTier
+from kvcairn.tiers.base import Tier
 
 BLOCK_TOKENS = 16
 VOCABULARY = 300
@@ -83,12 +87,28 @@ def padded(prompts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, mask
 
 
-def open_cache(disk: Path | None = None, memory: str = "64 MiB", disk_capacity: str = "256 MiB") -> kv.Cache:
+def open_cache(disk: Path | None = None, memory: str = "64 MiB") -> kv.Cache:
+    return kv.Cache.open(_config(disk, memory))
+
+
+def open_with_faults(disk: Path, *faults: Fault) -> tuple[kv.Cache, FaultyTier]:
+    """Open a cache whose disk tier meets `faults`, and whose every call is serialised on its way to the core."""
+    config = _config(disk, "64 MiB")
+    wrapped: list[FaultyTier] = []
+
+    def wrap(tier: Tier) -> Tier:
+        wrapped.append(FaultyTier(tier, faults))
+        return wrapped[0]
+
+    return kv.Cache(Loopback(open_core(config, wrap=wrap)), config), wrapped[0]
+
+
+def _config(disk: Path | None, memory: str) -> kv.Config:
     tiers: list[dict[str, object]] = [{"name": "memory", "type": "memory", "capacity": memory}]
     if disk:
         disk.mkdir(exist_ok=True)
-        tiers.append({"name": "disk", "type": "disk", "path": str(disk), "capacity": disk_capacity})
-    return kv.Cache.open(kv.Config.from_dict({"tiers": tiers}))
+        tiers.append({"name": "disk", "type": "disk", "path": str(disk), "capacity": "256 MiB"})
+    return kv.Config.from_dict({"tiers": tiers})
 
 
 def greedy(model: Any, ids: torch.Tensor, new: int = 24, **settings: Any) -> torch.Tensor:

@@ -52,7 +52,7 @@ def table(rows: Sequence[Row]) -> Table:
     first = rows[0]
     grid = Table(
         title=f"{first.prompt_tokens:,} tokens of prompt, {first.model}, float32, greedy",
-        caption=f"The answer, cut after {first.new_tokens} tokens: {first.answer.strip()}",
+        caption=f"The answer, cut after {first.new_tokens} tokens: {' '.join(first.answer.split())}",
         caption_justify="left",
     )
     grid.add_column("way to the first token")
