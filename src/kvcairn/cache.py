@@ -189,6 +189,11 @@ class Cache:
         """Close."""
         self.close()
 
+    @classmethod
+    def forget_all(cls) -> None:
+        """Forget every open cache without closing it: this process is a fork."""
+        cls._opened, cls._opening = {}, threading.Lock()
+
     def join(self) -> bool:
         """Count one more user, who will `close` as well; False where the cache has ended, or is another process's.
 
@@ -220,6 +225,8 @@ class EventStream:
     def __next__(self) -> BlockEvent:
         """Return the next event."""
         if not self._ready:
+            self._fetch()
+        if not self._ready and not self._is_closed:
             self._link.wait(self._fetch, self._timeout_s)
         if not self._ready:
             raise StopIteration
@@ -246,7 +253,11 @@ class EventStream:
                 self._is_closed = True
             else:
                 self._ready += batch.events
+                self._is_closed = batch.closed
         return self._is_closed or bool(self._ready)
+
+
+os.register_at_fork(after_in_child=Cache.forget_all)
 
 
 def lookup_all(spaces: Sequence[Space], keys: Sequence[bytes], start: int = 0) -> Hit:

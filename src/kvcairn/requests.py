@@ -333,8 +333,8 @@ class Link(Protocol):
         """Wait until `done()` (asked again whenever something changed) or the timeout; return its last answer."""
         ...
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Run `work` on a transfer thread."""
+    def run(self, work: Callable[[], None], failed: Callable[[str], None]) -> None:
+        """Run `work` on a transfer thread; `failed(why)` is called where it raised or never ran."""
         ...
 
     def version(self) -> int:
@@ -346,7 +346,10 @@ class Link(Protocol):
         ...
 
     def when(self, event: Completion, then: Callable[[], None]) -> None:
-        """Call `then` once, from a background thread, after `event.query()` has become true."""
+        """Call `then` once, from a background thread, after `event.query()` has become true.
+
+        Where `query` raises, `then` is never called: what waits for it stays held.
+        """
         ...
 
     def fileno(self) -> int:

@@ -87,12 +87,12 @@ class Space:
 
         No I/O, changes nothing, counts nothing.
         """
-        reply: rq.HitReply = self._frame.link.call(rq.Lookup(self._frame.space, _list(keys), start, _wire(parent)))
+        reply: rq.HitReply = self._frame.link.call(rq.Lookup(self._frame.space, *_chain(keys, start, parent)))
         return reply.hit
 
     def probe(self, keys: Sequence[bytes], start: int = 0, deadline_s: float = 0.1, parent: Parent = None) -> Hit:
         """Return the same as `lookup`, after asking foreign tiers once. Managed tiers are never asked."""
-        request = rq.Probe(self._frame.space, _list(keys), start, _wire(parent), deadline_s)
+        request = rq.Probe(self._frame.space, *_chain(keys, start, parent), deadline_s)
         reply: rq.HitReply = self._frame.link.call(request)
         return reply.hit
 
@@ -119,7 +119,7 @@ class Space:
             ValueError: there is no such policy.
         """
         wait_s = self._prefetch_wait_s(policy or self._prefetch.policy, len(keys) - start)
-        request = rq.Prefetch(self._frame.space, _list(keys), start, _wire(parent), priority, deadline_s)
+        request = rq.Prefetch(self._frame.space, *_chain(keys, start, parent), priority, deadline_s)
         job = Job(self._frame, self._frame.link.call(request), wait_s)
         self._frame.jobs[job.number] = job
         return job
@@ -131,7 +131,7 @@ class Space:
         (`lease.reason`). Release it, or use it in `with`.
         """
         link = self._frame.link
-        request = rq.Acquire(self._frame.space, _list(keys), start, _wire(parent), max(0.0, deadline_s))
+        request = rq.Acquire(self._frame.space, *_chain(keys, start, parent), max(0.0, deadline_s))
         until_s = link.now() + deadline_s
         while True:
             leased: rq.Leased = link.call(request)
@@ -157,11 +157,12 @@ class Space:
             parts: for each key behind `start` the groups to store; all by default.
             parent: key before the first one.
         """
-        chain = _unique(_list(keys))
+        chain, start, above = _chain(keys, start, parent)
+        chain = _unique(chain)
         wanted = None if parts is None else [list(groups) for groups in parts]
         if wanted is not None and len(wanted) != len(chain) - start:
             raise LayoutError(f"parts names the groups of {len(wanted)} blocks, {len(chain) - start} are asked for")
-        request = rq.Reserve(self._frame.space, chain, start, _wire(parent), wanted)
+        request = rq.Reserve(self._frame.space, chain, start, above, wanted)
         return Reservation(self._frame, chain, self._frame.link.call(request))
 
     def put(
@@ -312,15 +313,28 @@ class Space:
             begin += nbytes
 
 
+def _chain(keys: Sequence[bytes], start: int, parent: Parent) -> tuple[list[bytes], int, bytes | None]:
+    """Check what names a chain, before anything is done with it."""
+    chain = _list(keys)
+    if not 0 <= start <= len(chain):
+        raise ValueError(f"start must be 0 to {len(chain)}, the number of keys, got {start}")
+    return chain, start, _wire(parent)
+
+
 def _wire(parent: Parent) -> bytes | None:
     """Return a parent as requests carry it: b"" for unknown."""
-    return b"" if isinstance(parent, _Unknown) else parent
+    if isinstance(parent, _Unknown):
+        return b""
+    if parent is not None and (not isinstance(parent, bytes) or len(parent) != KEY_BYTES):
+        raise ValueError(f"parent must be a key of {KEY_BYTES} bytes, None or UNKNOWN, got {parent!r}")
+    return parent
 
 
 def _list(keys: Sequence[bytes]) -> list[bytes]:
     chain = keys if isinstance(keys, list) else list(keys)
-    if chain and (not isinstance(chain[0], bytes) or len(chain[0]) != KEY_BYTES):
-        raise ValueError(f"a block key is {KEY_BYTES} bytes, got {chain[0]!r}")
+    if chain and (set(map(type, chain)) != {bytes} or set(map(len, chain)) != {KEY_BYTES}):
+        bad = next(key for key in chain if type(key) is not bytes or len(key) != KEY_BYTES)
+        raise ValueError(f"a block key is {KEY_BYTES} bytes, got {bad!r}")
     return chain
 
 

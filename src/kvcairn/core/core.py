@@ -22,10 +22,9 @@ from kvcairn.core.store import Store
 from kvcairn.core.writes import WritesDown
 from kvcairn.errors import ConfigError, LeaseError
 from kvcairn.index.arrays import Rows
-from kvcairn.types import Completion, JobState, MissReason
+from kvcairn.types import JobState, MissReason
 
 DEADLINE_NEVER_S = float("inf")
-POLL_S = 0.001
 ACQUIRE_PRIORITY, PREFETCH_PRIORITY = 0, 50
 ACQUIRE_GRACE_S = 60.0  # a caller that never comes for its lease is forgotten after that
 
@@ -40,13 +39,11 @@ class Core:
         """Serve that state."""
         self.state = state
         self.boot_id = os.urandom(16)
-        self._drops = Drops(state)
-        self._leases = Leases(state, self._drops)
-        self._loads = Loads(state, self._leases, self._drops)
-        self._store = Store(state, self._drops)
-        self._pins = Pins(state)
+        self.drops = Drops(state, Pins(state))
+        self._leases = Leases(state, self.drops)
+        self._loads = Loads(state, self._leases, self.drops)
+        self._store = Store(state, self.drops)
         self._writes: dict[str, WritesDown] = {}
-        self._watched: list[tuple[Completion, Callable[[], None]]] = []
         self._handlers: dict[type, Callable[[Any], Any]] = _handlers(self)
 
     def call(self, request: Any) -> Any:
@@ -66,26 +63,13 @@ class Core:
             due_s = self._loads.expire(now_s)
             for writes in self._writes.values():
                 writes.pump()
-            watched, self._watched = self._watched, []
-        waiting = [(event, then) for event, then in watched if not event.query()]
-        for event, then in watched:
-            if (event, then) not in waiting:
-                then()
-        with self.state.changed:
-            self._watched += waiting
-            return now_s + POLL_S if self._watched else due_s
-
-    def when(self, event: Completion, then: Callable[[], None]) -> None:
-        """Call `then` from `tick`, once the event has ended."""
-        with self.state.changed:
-            self._watched.append((event, then))
-        self.state.executor.wake()
+            return due_s
 
     def attach(self, level: Level) -> None:
         """Take up a tier that is open, behind the others."""
         state = self.state
         state.levels.append(level)
-        self._writes[level.name] = WritesDown(state, level, self._drops)
+        self._writes[level.name] = WritesDown(state, level, self.drops)
         state.fastest.set_levels([each.residency for each in state.levels])
 
     def detach(self, name: str) -> Level:
@@ -247,23 +231,20 @@ class Core:
     def _forget(self, request: rq.Forget) -> rq.Value:
         space, keys = self._wanted(request)
         rows = self.state.tree.find(space.rows, keys)
-        self._pins.unpin(rows[rows >= 0])
-        self._drops.rows(space, np.unique(rows[rows >= 0]), MissReason.CLEARED)
+        self.drops.rows(space, np.unique(rows[rows >= 0]), MissReason.CLEARED)
         return self._changed()
 
     def _hint(self, request: rq.Hint) -> rq.Value:
         space, keys = self._wanted(request)
-        self._drops.expired(space, keys)
+        self.drops.expired(space, keys)
         rows = self.state.tree.find(space.rows, keys)
-        return rq.Value(self._pins.hint(space, rows[rows >= 0], request.hints))
+        return rq.Value(self.drops.pins.hint(space, rows[rows >= 0], request.hints))
 
     def _clear(self, request: rq.Clear) -> rq.Value:
         state = self.state
         levels = state.levels if request.tier is None else [self.level(request.tier)]
-        if state.memory in levels:
-            self._pins.clear(None if request.space is None else state.spaces[request.space])
         for space in state.spaces if request.space is None else [state.spaces[request.space]]:
-            self._drops.everything(space, levels)
+            self.drops.everything(space, levels)
         self._loads.advance_all()
         return self._changed()
 

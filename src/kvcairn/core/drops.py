@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvcairn.core.hints import Pins
 from kvcairn.core.level import Level, submit
 from kvcairn.core.residency import READY
 from kvcairn.core.spaces import SpaceInfo
@@ -20,9 +21,9 @@ DELETE_PRIORITY = 200  # behind reads and writes
 class Drops:
     """Forget, clear, expire, and the loss of damaged copies."""
 
-    def __init__(self, state: State) -> None:
-        """Work on that state."""
-        self._state = state
+    def __init__(self, state: State, pins: Pins) -> None:
+        """Work on that state; what is dropped from memory loses its pins."""
+        self._state, self.pins = state, pins
 
     def rows(self, space: SpaceInfo, rows: Rows, reason: MissReason, levels: list[Level] | None = None) -> None:
         """Drop all copies of rows of one space, on all tiers or the given ones."""
@@ -39,6 +40,8 @@ class Drops:
             return
         if level.tier is not None:
             self.delete(level, level.deletes(space, group, here))
+        else:
+            self.pins.unpin(here)
         level.residency.drop(group, here, reason)
 
     def expired(self, space: SpaceInfo, keys: list[bytes]) -> None:

@@ -41,12 +41,6 @@ class Pins:
                 for group in range(len(self._state.memory.residency.copies)):
                     self._end(row, group)
 
-    def clear(self, space: SpaceInfo | None) -> None:
-        """End all pins, or those of one space."""
-        for (row, group), owner in list(self._pinned.items()):
-            if space is None or owner is space:
-                self._end(row, group)
-
     def _pin(self, space: SpaceInfo, row: int) -> bool:
         memory = self._state.memory.residency
         cap = PIN_FRACTION * memory.allocator.capacity_bytes
@@ -55,6 +49,7 @@ class Pins:
             if (row, group) in self._pinned:
                 continue
             if memory.of(group).state[row] != int(CopyState.READY) or self._bytes + size > cap:
+                self.unpin(np.array([row], dtype=np.intp))
                 return False
             memory.pin(space, group, np.array([row], dtype=np.intp))
             self._pinned[row, group] = space

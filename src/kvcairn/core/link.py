@@ -13,8 +13,8 @@ import msgspec
 from kvcairn.config import ConfigReader
 from kvcairn.core.core import Core
 from kvcairn.core.open import add_tier, close_core
-from kvcairn.errors import ClosedError, ConfigError
-from kvcairn.requests import AddTier, AnyReply, AnyRequest, DetachTier, Value
+from kvcairn.errors import ClosedError, ConfigError, TierError
+from kvcairn.requests import AddTier, AnyReply, AnyRequest, DetachTier, Events, Value
 from kvcairn.transfer.task import Task
 from kvcairn.types import Completion
 
@@ -29,29 +29,37 @@ class Direct:
         self.core = core
         self.boot_id = core.boot_id
         self.arena = core.state.arena.view
-        self._is_open = True
+        self._is_open, self._is_fork = True, False
         self._closing = threading.Lock()
         _open_links.add(self)
 
     def read(self, begin: int, nbytes: int) -> bytes:
         """Return a copy of bytes of the arena."""
+        self._must_be_open()
         return self.core.state.arena.read(begin, nbytes)
 
     def call(self, request: Any) -> Any:
         """Handle one request."""
-        if not self._is_open:
-            raise ClosedError("the cache is closed, or was opened by the parent of this process")
+        if not isinstance(request, Events) or self._is_fork:  # events may be read to the end after close
+            self._must_be_open()
         if isinstance(request, AddTier | DetachTier):
             return self._change_tiers(request)
         return self.core.call(request)
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait for `done()`."""
+        self._must_be_open()
         return self.core.state.executor.pause(self.core.state.changed, done, timeout_s)
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], None], failed: Callable[[str], None]) -> None:
         """Run `work` on a transfer thread."""
-        task = Task(_LANE, "run", work, lambda value, error: None, lambda: None, timeout_s=float("inf"))
+        self._must_be_open()
+
+        def done(_: Any, error: TierError | None) -> None:
+            if error is not None:
+                failed(error.reason)
+
+        task = Task(_LANE, "run", work, done, lambda: None, timeout_s=float("inf"))
         self.core.state.executor.submit(task)
 
     def version(self) -> int:
@@ -60,15 +68,19 @@ class Direct:
 
     def notify(self) -> None:
         """Have those who wait ask again."""
+        if self._is_fork:
+            return
         with self.core.state.changed:
             self.core.state.notify()
 
     def when(self, event: Completion, then: Callable[[], None]) -> None:
         """Call `then` once the event has ended."""
-        self.core.when(event, then)
+        self._must_be_open()
+        self.core.state.executor.when(event, then)
 
     def fileno(self) -> int:
         """Return the eventfd."""
+        self._must_be_open()
         return self.core.state.eventfd
 
     def now(self) -> float:
@@ -84,8 +96,12 @@ class Direct:
         close_core(self.core)
 
     def abandon(self) -> None:
-        """This process is a fork: the core belongs to the parent."""
-        self._is_open = False
+        """This process is a fork: the core, and whatever lock was held, belong to the parent."""
+        self._is_open, self._is_fork = False, True
+
+    def _must_be_open(self) -> None:
+        if not self._is_open:
+            raise ClosedError("the cache is closed, or was opened by the parent of this process")
 
     def _change_tiers(self, request: AddTier | DetachTier) -> Value:
         core = self.core

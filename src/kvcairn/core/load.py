@@ -156,12 +156,13 @@ class Loads:
         late = [j for j in self._jobs.values() if j.deadline_s <= now_s and j.state not in FINAL]
         for job in late:
             self.cancel(job.hold.number, MissReason.DEADLINE)
-        if late:
-            self.advance_all()
-            self._state.notify()
-        for job in [j for j in self._jobs.values() if j.expires_s <= now_s]:
+        over = [j for j in self._jobs.values() if j.expires_s <= now_s]
+        for job in over:
             job.hold.shares = 1
             self.close(job.hold.number)
+        if late or over:
+            self.advance_all()
+            self._state.notify()
         times = [j.expires_s if j.state in FINAL else min(j.expires_s, j.deadline_s) for j in self._jobs.values()]
         return min(times, default=None)
 
@@ -229,9 +230,10 @@ class Loads:
         for job in self._jobs.values():
             if job.state in FINAL:
                 continue
-            hit = np.flatnonzero(np.isin(job.walk.rows[: job.limit], rows) & ~job.have[group][: job.limit])
+            low, high = job.needs[group][0], min(job.needs[group][1], job.limit)
+            hit = np.flatnonzero(np.isin(job.walk.rows[low:high], rows) & ~job.have[group][low:high])
             if hit.size:
-                self._cut(job, group, int(hit[0]), reason)
+                self._cut(job, group, low + int(hit[0]), reason)
 
     def _cut(self, job: Job, group: int, at: int, reason: MissReason | None = None) -> None:
         if at < job.limit:

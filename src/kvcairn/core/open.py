@@ -12,7 +12,6 @@ import numpy as np
 
 from kvcairn.config import Config, TierOptions
 from kvcairn.core.core import Core
-from kvcairn.core.drops import Drops
 from kvcairn.core.events import Readers
 from kvcairn.core.holds import Ledger
 from kvcairn.core.level import Level
@@ -96,7 +95,7 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
         with core.state.changed:
             left = restore(core.state, level, stored)
             core.attach(level)
-            Drops(core.state).delete(level, left)
+            core.drops.delete(level, left)
         on_failure.pop_all()
 
 

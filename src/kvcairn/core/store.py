@@ -40,10 +40,13 @@ class Store:
         state = self._state
         space = state.spaces[request.space]
         keys = request.keys
-        hold = state.ledger.add(Hold("reservation", space, keys))
         self._drops.expired(space, keys)
         rows = state.tree.find(space.rows, keys)
-        self._pin_ready(hold, rows)
+        above = keys[request.start - 1] if request.start else request.parent
+        parent = state.tree.find(space.rows, [above] if above else [])
+        hold = state.ledger.add(Hold("reservation", space, keys))
+        # Eviction is leaf-first: with its nearest ancestor pinned none of those above can leave.
+        self._pin_ready(hold, rows if request.start else np.concatenate([parent, rows]))
         wanted = rows[request.start :]
         absent = [self._absent(space, group, wanted, request.parts) for group in range(len(space.groups))]
         taken = [self._take(space, group, flags) for group, flags in enumerate(absent)]

@@ -56,7 +56,9 @@ class Walker:
             usable = [self.usable(g, rows, now_s) for g in range(len(space.groups))]
             sparse = restorable(space, [u > 0 for u in usable])
             length = sparse[-1] if sparse else 0
-            found = np.max(usable, axis=0) if usable else np.zeros(rows.size, dtype=np.uint8)
+            found = np.ones(rows.size, dtype=np.uint8)  # what no group needs costs nothing
+            for group, (low, high) in enumerate(space.ranges(length)):
+                found[low:high] = np.maximum(found[low:high], usable[group][low:high])
         reason = None if length == len(keys) else self._reason(space, keys, rows, length, now_s)
         return Walk(rows, found[:length], length, sparse, reason)
 

@@ -30,15 +30,16 @@ BATCH_BYTES = 16 << 20
 BATCH_BLOCKS = 64
 ASK_AGAIN_S = 1.0
 MOST_TASKS = 4
-READY, ABSENT = int(CopyState.READY), int(CopyState.ABSENT)
+READY, ABSENT, EVICTING = int(CopyState.READY), int(CopyState.ABSENT), int(CopyState.EVICTING)
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One copy to be written down."""
+    """One copy to be written down; the parent's copy on the tier is held until the end, -1: there is none."""
 
     row: int
     group: int
+    parent: int
     space: SpaceInfo
     write: Write
 
@@ -116,15 +117,25 @@ class WritesDown:
         while self._queue and len(batch.items) < BATCH_BLOCKS and batch.nbytes < min(BATCH_BYTES, most_bytes):
             row, serial = self._queue.popleft()
             self._queued.discard(row)
-            if int(self._state.tree.nodes.serial[row]) != serial or not self._lacks(np.array([row]))[0]:
-                if int(self._state.tree.nodes.serial[row]) != serial or not self._is_here(row):
-                    self._dropped("back_pressure", None)
+            if int(self._state.tree.nodes.serial[row]) != serial:
+                self._dropped("back_pressure", None)
+                continue
+            if not self._lacks(np.array([row]))[0]:
+                self._count_skipped(row)
                 continue
             if not self._parent_is_there(row):
                 self._dropped(MissReason.PARENT_MISSING.value, row)
                 continue
             self._claim(row, batch)
         return batch
+
+    def _count_skipped(self, row: int) -> None:
+        """Nothing can be written of a row: count it unless the tier has it, or gets it."""
+        states = [int(copies.state[row]) for copies in self._level.residency.copies]
+        if EVICTING in states:
+            self._dropped("held", row)
+        elif not any(states):
+            self._dropped("back_pressure", row)
 
     def _is_here(self, row: int) -> bool:
         """Whether the tier has a copy of the row, or gets one."""
@@ -141,26 +152,43 @@ class WritesDown:
         one = np.array([row], dtype=np.intp)
         for group, copies in enumerate(memory.copies):
             if copies.state[row] != READY or residency.of(group).state[row] != ABSENT:
+                if residency.of(group).state[row] == EVICTING:
+                    self._dropped("held", row)  # its forgotten copy is still being read
                 continue
-            copies.busy[one] += 1  # before room is made: what is written down must not leave
+            copies.busy[one] += 1  # before room is made: neither the block nor its parent may leave for it
+            parent = self._hold_parent(row, group)
             slot_bytes = residency.slot_bytes(space, group)
             self._level.room(self._state.spaces).make(slot_bytes, 1)
             addresses = residency.allocator.take(slot_bytes, 1)
             if not addresses.size:
-                memory.let_go(group, one)
+                self._let_go(row, group, parent)
                 self._dropped(MissReason.NO_ROOM.value, row)
                 return
             residency.claim(space, group, one, addresses, CopyState.WRITING)
-            batch.items.append(self._item(space, row, group, self._level.slot(int(addresses[0]))))
+            batch.items.append(self._item(space, row, group, parent, self._level.slot(int(addresses[0]))))
             batch.nbytes += slot_bytes
 
-    def _item(self, space: SpaceInfo, row: int, group: int, slot: Slot) -> Item:
+    def _hold_parent(self, row: int, group: int) -> int:
+        """Keep the parent's copy on the tier from leaving, if there is one; return its row."""
+        parent, copies = int(self._state.tree.nodes.parent[row]), self._level.residency.of(group)
+        if parent < 0 or copies.state[parent] in (ABSENT, EVICTING):
+            return -1
+        copies.busy[parent] += 1
+        return parent
+
+    def _let_go(self, row: int, group: int, parent: int) -> None:
+        """Let a block in memory, and its parent on the tier, go."""
+        self._state.memory.residency.let_go(group, np.array([row], dtype=np.intp))
+        if parent >= 0:
+            self._level.residency.let_go(group, np.array([parent], dtype=np.intp))
+
+    def _item(self, space: SpaceInfo, row: int, group: int, parent: int, slot: Slot) -> Item:
         copies, tree = self._state.memory.residency.copies[group], self._state.tree
         begin = int(copies.slot[row]) * PAGE_BYTES
         data = self._state.arena.view[begin : begin + space.part_bytes[group]].toreadonly()
         checksum = copies.checksum[row].tobytes() if copies.checksum[row].any() else b""
         block = BlockRef(space.rows.space_id, tree.key(row), group)
-        return Item(row, group, space, Write(block, tree.parent_key(row), slot, data, checksum))
+        return Item(row, group, parent, space, Write(block, tree.parent_key(row), slot, data, checksum))
 
     def _submit(self, batch: Batch) -> None:
         tier = self._level.tier
@@ -223,12 +251,12 @@ class WritesDown:
                     self._dropped("tier_full" if isinstance(outcome, TierFull) else "tier_error", item.row)
                 residency.drop(item.group, one, MissReason.NOT_WRITTEN)
                 residency.let_go(item.group, one)
-            memory.let_go(item.group, one)
+            self._let_go(item.row, item.group, item.parent)
         self._drops.delete(self._level, unwanted)
 
     def _leave(self, batch: Batch) -> None:
         """The call hangs: nobody gets the slots that it may write to, or read from, before it returns."""
-        memory, residency = self._state.memory.residency, self._level.residency
+        residency = self._level.residency
         frees = []
         for item in batch.items:
             one = np.array([item.row], dtype=np.intp)
@@ -238,7 +266,7 @@ class WritesDown:
         def free() -> None:
             for item, give_back in zip(batch.items, frees, strict=True):
                 give_back()
-                memory.let_go(item.group, np.array([item.row], dtype=np.intp))
+                self._let_go(item.row, item.group, item.parent)
             self._drops.delete(self._level, [Delete(i.write.block, i.write.slot) for i in batch.items])
 
         batch.hung.leave(free)

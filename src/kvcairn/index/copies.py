@@ -22,7 +22,7 @@ class Copies:
         self.slot = column("i4", rows, NO_SLOT)
         self.state = column("u1", rows)
         self.pins = column("i4", rows)
-        self.busy = column("u1", rows)
+        self.busy = column("u2", rows)
         self.children = column("i4", rows)
         self.checksum = np.zeros((rows + 1, 16), dtype=np.uint8)
 

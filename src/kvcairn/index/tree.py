@@ -82,7 +82,12 @@ class Tree:
             return rows
         missing = np.flatnonzero(rows < 0)
         if missing.size:
-            rows[missing] = self._new(space, [keys[i] for i in missing.tolist()])
+            new_keys = list(dict.fromkeys(keys[i] for i in missing.tolist()))
+            fresh = self._new(space, new_keys)
+            if len(new_keys) == missing.size:
+                rows[missing] = fresh
+            else:  # a key stands there twice
+                rows = self.find(space, keys)
         self._link(rows, parent)
         return rows
 
@@ -102,12 +107,17 @@ class Tree:
                 self._attach(row, parent_row)
 
     def leaves_last(self, rows: Rows) -> Rows:
-        """Return the rows so that each comes behind its parent, where the rows of parents are given first or not."""
-        depth: dict[int, int] = {}
-        for row in rows[::-1].tolist():
-            depth[row] = depth.get(int(self.nodes.parent[row]), 0) + 1
-        order = sorted(range(rows.size), key=lambda i: depth[int(rows[i])])
-        return rows[order]
+        """Return the rows so that each comes behind its parent; otherwise in the order given."""
+        depth: dict[int, int] = {-1: 0, UNKNOWN_PARENT: 0}
+        parent = self.nodes.parent
+        for row in rows.tolist():
+            path = []
+            while row not in depth:
+                path.append(row)
+                row = int(parent[row])
+            for below, at in enumerate(reversed(path), start=depth[row] + 1):
+                depth[at] = below
+        return rows[np.argsort([depth[row] for row in rows.tolist()], kind="stable")]
 
     def key(self, row: int) -> bytes:
         """Return the key of a row."""
@@ -199,6 +209,8 @@ class Tree:
         if not loose.any():
             return
         bare = loose & (nodes.copies[rows] == 0) & (nodes.children[rows] == 0)
+        if (rows == parent).any() or len(set(rows.tolist())) < rows.size:
+            bare[:] = False  # no chain: one by one, each looked at for a ring
         nodes.parent[rows[bare]] = parents[bare]
         nodes.children[parents[bare & (parents >= 0)]] += 1
         for at in np.flatnonzero(loose & ~bare).tolist():

@@ -15,10 +15,12 @@ from typing import Any, Protocol
 from kvcairn.clock import Clock, MonotonicClock, VirtualClock
 from kvcairn.errors import TierError, TierTimeout, TierUnavailable
 from kvcairn.transfer.task import Task, TaskState
+from kvcairn.types import Completion
 
 logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 0.5
+_POLL_S = 0.001  # between two looks at events that somebody waits for
 
 
 class Executor(Protocol):
@@ -45,6 +47,10 @@ class Executor(Protocol):
         """Wait until `done()`, asked again after every notification of `changed`, or the timeout; return `done()`."""
         ...
 
+    def when(self, event: Completion, then: Callable[[], None]) -> None:
+        """Call `then` once `event.query()` is true; never, where it raises."""
+        ...
+
     def wake(self) -> None:
         """Have `tick` called soon."""
         ...
@@ -52,6 +58,15 @@ class Executor(Protocol):
     def close(self) -> None:
         """Stop. Queued tasks end with TierUnavailable; running ones are waited for, hung ones are left alone."""
         ...
+
+
+def _tick(tick: Callable[[float], float | None], now_s: float) -> float | None:
+    """Call `tick`; the watch survives whatever it raises."""
+    try:
+        return tick(now_s)
+    except Exception:
+        logger.exception("housekeeping failed; it is tried again")
+        return now_s + _HEARTBEAT_S
 
 
 def _outcome(task: Task) -> tuple[Any, TierError | None]:
@@ -64,6 +79,37 @@ def _outcome(task: Task) -> tuple[Any, TierError | None]:
         wrapped = TierUnavailable(task.tier, task.op, f"{type(error).__name__}: {error}")
         wrapped.__cause__ = error
         return None, wrapped
+
+
+class Watched:
+    """Events that somebody waits for, and what is to be done when they have ended. Any thread."""
+
+    def __init__(self) -> None:
+        """Nothing is waited for."""
+        self._guard = threading.Lock()
+        self._waiting: list[tuple[Completion, Callable[[], None]]] = []
+
+    def __len__(self) -> int:
+        """Number of events."""
+        return len(self._waiting)
+
+    def add(self, event: Completion, then: Callable[[], None]) -> None:
+        """Wait for one more."""
+        with self._guard:
+            self._waiting.append((event, then))
+
+    def poll(self) -> None:
+        """Do what is due. An event that raises is given up: what waits for it stays held, and nothing else suffers."""
+        with self._guard:
+            watched, self._waiting = self._waiting, []
+        for event, then in watched:
+            try:
+                if event.query():
+                    then()
+                else:
+                    self.add(event, then)
+            except Exception:
+                logger.exception("an event cannot be waited for: %r; its slots stay held", event)
 
 
 class Lane:
@@ -193,6 +239,7 @@ class ThreadExecutor:
         self._guard = threading.Lock()
         self._wakeup = threading.Event()
         self._watch: threading.Thread | None = None
+        self._watched = Watched()
         self._is_closed = False
 
     def start(self, tick: Callable[[float], float | None]) -> None:
@@ -229,6 +276,11 @@ class ThreadExecutor:
                 changed.wait(left)
         return True
 
+    def when(self, event: Completion, then: Callable[[], None]) -> None:
+        """Have the watch poll the event."""
+        self._watched.add(event, then)
+        self._wakeup.set()
+
     def wake(self) -> None:
         """Call `tick` at once."""
         self._wakeup.set()
@@ -262,7 +314,10 @@ class ThreadExecutor:
                     task.done(None, TierTimeout(task.tier, task.op, f"no answer within {task.timeout_s:g} s"))
             if is_closed and all(lane.workers <= lane.lost for lane in lanes):
                 return
-            due_s = None if is_closed else tick(now)
+            self._watched.poll()
+            due_s = None if is_closed else _tick(tick, now)
+            if self._watched:
+                next_s = min(next_s, now + _POLL_S)
             self._wakeup.wait(max(0.0, min(next_s, due_s if due_s is not None else next_s) - self.clock.now()))
             self._wakeup.clear()
 
@@ -279,6 +334,7 @@ class InlineExecutor:
         self._queue: list[tuple[int, int, Task]] = []
         self._order = itertools.count()
         self._tick: Callable[[float], float | None] = lambda _: None
+        self._watched = Watched()
 
     def start(self, tick: Callable[[float], float | None]) -> None:
         """Remember `tick`; it is called with every step."""
@@ -297,7 +353,7 @@ class InlineExecutor:
 
     def step(self) -> bool:
         """Run the next task; False if there is none."""
-        self._tick(self.clock.now())
+        self.wake()
         while self._queue:
             task = heapq.heappop(self._queue)[2]
             if task.state is TaskState.QUEUED:
@@ -318,12 +374,18 @@ class InlineExecutor:
         while not done():
             if not self.step():
                 self.clock.advance(timeout_s or 0.0)
-                self._tick(self.clock.now())
+                self.wake()
                 return done()
         return True
 
+    def when(self, event: Completion, then: Callable[[], None]) -> None:
+        """Poll the event with every step."""
+        self._watched.add(event, then)
+        self._watched.poll()
+
     def wake(self) -> None:
-        """Tick at once."""
+        """Tick, and poll events, at once."""
+        self._watched.poll()
         self._tick(self.clock.now())
 
     def close(self) -> None:

@@ -71,13 +71,14 @@ class Job:
         """
         if not self._is_open:
             raise LeaseError("this job has ended")
-        leased = self._frame.link.call(JobLease(self._number, count, MissReason.PENDING))
         self._finish()
+        leased = self._frame.link.call(JobLease(self._number, count, MissReason.PENDING))
         damaged = first_damaged(self._frame, leased)
         if damaged is None:
             return Lease(self._frame, leased)
         self._frame.link.call(Damaged(leased.lease, damaged))
-        return Lease(self._frame, msgspec.structs.replace(leased, count=0, reason=MissReason.CORRUPT, offsets=[[]]))
+        none: list[list[int]] = [[] for _ in leased.offsets]
+        return Lease(self._frame, msgspec.structs.replace(leased, count=0, reason=MissReason.CORRUPT, offsets=none))
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
@@ -123,7 +124,7 @@ class CopyJob:
         self.is_cancelled = False
         self.error: str | None = None
         self._ended = threading.Event()
-        frame.link.run(lambda: self._work(work))
+        frame.link.run(lambda: self._work(work), self._fail)
 
     @property
     def state(self) -> JobState:
@@ -143,7 +144,7 @@ class CopyJob:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; return whether it came. The buffers belong to the job until then."""
-        return self._frame.link.wait(self.query, timeout_s)
+        return self.query() or self._frame.link.wait(self.query, timeout_s)
 
     def cancel(self) -> None:
         """Stop before the next block. The buffers belong to the job until it has ended."""
@@ -155,12 +156,17 @@ class CopyJob:
         self.wait()
 
     def _work(self, work: Callable[[CopyJob], None]) -> None:
-        self.error = "the transfer thread failed"
         try:
             work(self)
-            self.error = None
         except KVCairnError as error:
-            self.error = str(error)
-        finally:
-            self._ended.set()
-            self._frame.link.notify()
+            self._fail(str(error))
+        else:
+            self._end()
+
+    def _fail(self, why: str) -> None:
+        self.error = why
+        self._end()
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._frame.link.notify()

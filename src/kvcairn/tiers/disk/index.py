@@ -50,7 +50,8 @@ _DELETE_OVERLAP: Final = (
     "DELETE FROM copies WHERE segment = ? AND offset_bytes > ? AND offset_bytes < ? AND offset_bytes + slot_bytes > ?"
 )
 _DELETE_COPY: Final = (
-    "DELETE FROM copies WHERE segment = ? AND offset_bytes = ? AND space_id = ? AND key = ? AND layer_group = ?"
+    "DELETE FROM copies WHERE segment = ? AND offset_bytes = ? AND generation = ?"
+    " AND space_id = ? AND key = ? AND layer_group = ?"
 )
 _DELETE_PLACE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes = ?"
 _DELETE_BEFORE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes < ?"
@@ -242,7 +243,7 @@ class Index:
     def delete(self, copies: Iterable[tuple[BlockRef, Slot]]) -> Iterator[Slot]:
         """Delete the rows of these copies; yield the slots that held them, each after its commit.
 
-        A slot that holds another block by now keeps its row.
+        A slot that holds another block by now, or the same one written again, keeps its row.
         """
         for part in _parts(copies, ROWS_PER_COMMIT):
             with self._lock, self._change():
@@ -270,7 +271,7 @@ class Index:
             self._db.close()
 
     def _delete_row(self, block: BlockRef, slot: Slot) -> bool:
-        place = (slot.segment, slot.offset_bytes)
+        place = (slot.segment, slot.offset_bytes, slot.generation)
         done = self._db.execute(_DELETE_COPY, (*place, block.space_id, block.key, block.group))
         return done.rowcount > 0
 
