@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvcairn.checksum import checksum
 from kvcairn.core.drops import Drops
 from kvcairn.core.hung import HungCall
 from kvcairn.core.level import Level, submit
@@ -81,10 +82,11 @@ class Promotions:
         tier = source.tier
         assert tier is not None, "memory is never promoted from"
         reads = self._reads(promotion)
+        expected = [row.tobytes() for row in copies.checksum[rows]]
         task = Task(
             source.name,
             "read",
-            run=lambda: tier.read(reads),
+            run=lambda: verified(reads, tier.read(reads), expected),
             done=lambda outcomes, error: self._done(promotion, outcomes, error),
             late=promotion.hung.returned,
             priority=priority,
@@ -143,6 +145,22 @@ class Promotions:
                 self._drops.copies(source, promotion.space, group, np.array([row], dtype=np.intp), outcome)
         if lost.size and not is_cancelled:
             self._lost(lost, group, _reason(bad[0][1], error))
+
+
+def verified(reads: list[Read], outcomes: Any, expected: list[bytes]) -> Any:
+    """Return the outcomes of a read, with CORRUPT where the bytes are not those of the commit, whatever the tier says.
+
+    Args:
+        reads: what was asked for.
+        outcomes: what the tier answered.
+        expected: checksum of each, zeros where none is known.
+    """
+    if not isinstance(outcomes, list) or len(outcomes) != len(reads):
+        return outcomes
+    return [
+        MissReason.CORRUPT if outcome is None and any(wanted) and checksum(read.out) != wanted else outcome
+        for read, outcome, wanted in zip(reads, outcomes, expected, strict=True)
+    ]
 
 
 def _reason(outcome: Outcome, error: TierError | None) -> MissReason:
