@@ -18,7 +18,7 @@ from kvcairn.layout import KVLayout, SpaceDescriptor
 from kvcairn.space import Space
 
 BLOCK_TOKENS: Final = 256  # of 128 KiB each, as in a model with 32 layers and 8 heads of 128: 32 MiB
-RUN_BLOCKS: Final = 4  # one prompt of 1,024 tokens; 128 MiB, so nothing is found in the processor's cache
+RUN_BLOCKS: Final = 8  # one prompt of 2,048 tokens; 256 MiB, so nothing is found in the processor's cache
 TIER_BLOCKS: Final = 2 * RUN_BLOCKS
 GIL_BLOCKS: Final = 2  # 64 MiB
 GIL_RUNS: Final = 15
@@ -31,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
 def run_memory(block_tokens: int = BLOCK_TOKENS, pairs: int = PAIRS, gil_runs: int = GIL_RUNS) -> Iterator[Figure]:
     """Yield the figures of the memory tier as they are measured.
 
-    Blocks for about ten seconds; takes 450 MiB with blocks of 256 tokens.
+    Blocks for about ten seconds; takes 850 MiB with blocks of 256 tokens.
     """
     layout = KVLayout.full(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
     space_of = SpaceDescriptor(model="bench", weights="none", layout=layout, block_tokens=block_tokens)
@@ -167,5 +167,6 @@ def _array(view: Any) -> Bytes:
 
 
 def _config(nbytes: int) -> Config:
-    capacity = {"type": "memory", "capacity": TIER_BLOCKS * nbytes, "region": nbytes}
-    return Config.from_dict({"tiers": [capacity]})
+    # One region, as in a large arena, where a region holds tens of blocks; in a small one they would be one block each.
+    memory = {"type": "memory", "capacity": TIER_BLOCKS * nbytes, "region": TIER_BLOCKS * nbytes}
+    return Config.from_dict({"tiers": [memory]})
