@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
+from kvcairn import requests as rq
 from kvcairn.errors import LayoutError
-from kvcairn.memory.lease import Lease
+from kvcairn.memory.lease import Frame, Lease
+from kvcairn.requests import Region
+from kvcairn.transfer.job import CopyJob
+from kvcairn.types import JobState
 
 Buffers = tuple[npt.ArrayLike, npt.ArrayLike]
 """(addresses, sizes): arrays of shape (blocks,) or (blocks, regions), in bytes of this process."""
@@ -39,6 +44,11 @@ class Regions:
             raise LayoutError(f"the regions of each of {blocks} blocks must add up to {wanted} bytes")
         self._addresses, self._sizes, self._part_bytes = addresses, sizes, part_bytes
 
+    def rows(self, start: int) -> list[list[Region]]:
+        """Return the regions of the blocks from `start` on, as requests carry them."""
+        pairs = zip(self._addresses[start:].tolist(), self._sizes[start:].tolist(), strict=True)
+        return [[Region(a, n) for a, n in zip(addresses, sizes, strict=True)] for addresses, sizes in pairs]
+
     def fill(self, number: int, lease: Lease, block: int) -> None:
         """Copy one leased block out. Bytes of a group that its prefix does not need are left as they are."""
         begin = 0
@@ -64,6 +74,60 @@ class Regions:
                 views.append(np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(address + low - at)))
             at += nbytes
         return views
+
+
+class LoadInto:
+    """The work of one `load_into`: out of memory what is there, straight from slower tiers what is not."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        lease: Callable[[rq.Acquire, float], Lease],
+        chain: list[bytes],
+        regions: Regions,
+        deadline_s: float,
+    ) -> None:
+        """Be ready to load `chain` into `regions`; `lease` acquires."""
+        self._frame, self._lease, self._chain, self._regions = frame, lease, chain, regions
+        self._deadline_s = deadline_s
+
+    def __call__(self, job: CopyJob) -> None:
+        """Load until all is there, nothing more can be had, or the deadline."""
+        until_s, done = self._frame.link.now() + self._deadline_s, 0
+        while done < len(self._chain) and not job.is_cancelled:
+            here = self._copy_out(done)
+            if not here and self._frame.link.now() < until_s:
+                here = self._read_out(done, until_s)
+            if not here:
+                self._lease(rq.Acquire(self._frame.space, self._chain, done), 0.0).release()  # counts what is missed
+                return
+            job.ok[done : done + here] = [True] * here
+            done += here
+
+    def _copy_out(self, start: int) -> int:
+        """Copy the run that is in memory; return its length."""
+        with self._lease(rq.Acquire(self._frame.space, self._chain, start, counts_rest=False), 0.0) as lease:
+            for block in range(lease.count):
+                self._regions.fill(start + block, lease, block)
+            return lease.count
+
+    def _read_out(self, start: int, until_s: float) -> int:
+        """Have the next blocks, which lie on slower tiers, read straight into the buffers; return how many were."""
+        link = self._frame.link
+        request = rq.ReadInto(self._frame.space, self._chain, start, None, self._regions.rows(start))
+        status: rq.JobStatus = link.call(request)
+        number = status.job
+
+        def has_ended() -> bool:
+            nonlocal status
+            if status.state is JobState.LOADING:
+                status = link.call(rq.ReadStatus(number))
+            return status.state is not JobState.LOADING
+
+        if not link.wait(has_ended, until_s - link.now()):
+            link.call(rq.ReadCancel(number))
+            link.wait(has_ended, None)  # a call that runs may write to the buffers until it returns
+        return status.ready
 
 
 def copy_bytes(source: memoryview, target: memoryview) -> None:

@@ -60,6 +60,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+Workdir = Annotated[Path | None, typer.Option(help="Folder for converted weights and the demo's disk tier.")]
 
 
 def print_lines(rows: Iterable[object]) -> None:
@@ -128,9 +129,14 @@ def bench_memory(as_json: Json = False) -> None:
 
 
 @app.command()
-def demo(as_json: Json = False) -> None:
+def demo(as_json: Json = False, workdir: Workdir = None) -> None:
     """Run a real model over a long document: recompute, memory, disk, and disk after damage."""
-    _optional("kvcairn.demo", "demo").run(as_json=as_json)
+    module = _optional("kvcairn.demo", "demo")
+    rows = module.run(lambda row: print_lines([row.as_json()]) if as_json else None, workdir=workdir)
+    if not as_json:
+        Console().print(module.table(rows))
+    if not all(row.identical for row in rows):
+        raise typer.Exit(Exit.FAILED)
 
 
 def _bench(function: str, as_json: bool) -> None:

@@ -27,6 +27,7 @@ from kvcairn.plain import find, join, lay, leaves, near
 from kvcairn.units import format_size, parse_duration, parse_size
 
 ENVIRONMENT_PREFIX: Final = "KVCAIRN_"
+PAGE_BYTES: Final = 4096
 
 Bytes = Annotated[int, Meta(ge=1, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
 Seconds = Annotated[float, Meta(ge=0, extra={"unit": "seconds"}, extra_json_schema={"x-unit": "seconds"})]
@@ -362,6 +363,9 @@ class ConfigReader:
                 asked,
                 f"set it below {format_size(most)}, with room for the engine",
             )
+        if tier.region_bytes is not None and tier.region_bytes % PAGE_BYTES:
+            remedy = f"use {format_size(max(1, round(tier.region_bytes / PAGE_BYTES)) * PAGE_BYTES)}"
+            self._fail(f"{path}.region", f"must be a multiple of {PAGE_BYTES} bytes", tier.region_bytes, remedy)
         if tier.region_bytes is not None and tier.region_bytes > asked:
             self._fail(f"{path}.region", f"above the capacity of {format_size(asked)}", tier.region_bytes)
 

@@ -49,6 +49,7 @@ class Acquire(Chain, frozen=True):
     """Lease what is in memory; where more could be loaded and `wait_s` is not 0, start a job for it instead."""
 
     wait_s: float = 0.0
+    counts_rest: bool = True  # False: the caller asks again for what is not leased, so it is not counted as missed
 
 
 class Prefetch(Chain, frozen=True):
@@ -115,6 +116,34 @@ class JobClose(Request, frozen=True):
     """End a job and let go of what it owns."""
 
     job: int
+
+
+class Region(msgspec.Struct, frozen=True, array_like=True):
+    """Memory of the client."""
+
+    address: int
+    nbytes: int
+
+
+class ReadInto(Chain, frozen=True):
+    """Read the leading blocks of `keys[start:]` that are on slower tiers only into regions of the client.
+
+    Only for a core in the client's own process. Counts what was read, not what was not.
+    """
+
+    regions: list[list[Region]] = []
+
+
+class ReadStatus(Request, frozen=True):
+    """Ask how far a direct read is; once it has ended it is forgotten with the answer."""
+
+    read: int
+
+
+class ReadCancel(Request, frozen=True):
+    """Take back what of a direct read has not begun."""
+
+    read: int
 
 
 class Contains(Chain, frozen=True):
@@ -291,8 +320,8 @@ class StatsReply(msgspec.Struct, frozen=True, tag=True):
 
 AnyRequest = (
     OpenSpace | Lookup | Probe | Acquire | Prefetch | Reserve | Commit | Abort | Release | Damaged | JobInfo | JobLease
-    | JobCancel | JobClose | Contains | Readable | Touch | Forget | Hint | GetStats | IsIdle | AddTier
-    | DetachTier | Clear | Subscribe | Unsubscribe | Events | Ended | Adopt
+    | JobCancel | JobClose | ReadInto | ReadStatus | ReadCancel | Contains | Readable | Touch | Forget | Hint
+    | GetStats | IsIdle | AddTier | DetachTier | Clear | Subscribe | Unsubscribe | Events | Ended | Adopt
 )  # fmt: skip
 AnyReply = (
     SpaceOpened | Leased | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply

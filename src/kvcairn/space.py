@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcairn import requests as rq
-from kvcairn.buffers import Buffers, Regions, copy_bytes
+from kvcairn.buffers import Buffers, LoadInto, Regions, copy_bytes
 from kvcairn.config import PrefetchOptions
 from kvcairn.errors import LayoutError
 from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
@@ -130,17 +130,8 @@ class Space:
         With `deadline_s=0` that is what is in memory now; slower tiers are not asked. A shorter lease says why
         (`lease.reason`). Release it, or use it in `with`.
         """
-        link = self._frame.link
-        request = rq.Acquire(self._frame.space, *_chain(keys, start, parent), max(0.0, deadline_s))
-        until_s = link.now() + deadline_s
-        while True:
-            leased: rq.Leased = link.call(request)
-            if leased.job is not None:
-                leased = self._await(leased.job, until_s)
-            damaged = first_damaged(self._frame, leased)
-            if damaged is None:
-                return Lease(self._frame, leased)
-            link.call(rq.Damaged(leased.lease, damaged))
+        wait_s = max(0.0, deadline_s)
+        return self._lease(rq.Acquire(self._frame.space, *_chain(keys, start, parent), wait_s), wait_s)
 
     def reserve(
         self,
@@ -214,26 +205,15 @@ class Space:
     def load_into(self, keys: Sequence[bytes], buffers: Buffers, deadline_s: float = 1.0) -> CopyJob:
         """Copy blocks into buffers of this process, on a transfer thread; `job.ok` says for each key whether it was.
 
-        Regions of one block are filled in order with its bytes. The buffers belong to the job until it has ended.
+        What is not in memory is read from its tier straight into the buffers and takes no room in memory. Regions of
+        one block are filled in order with its bytes. The buffers belong to the job until it has ended.
 
         Raises:
             LayoutError: the regions of a block do not add up to `block_bytes`.
         """
         chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
-        def work(job: CopyJob) -> None:
-            until_s = self._frame.link.now() + deadline_s
-            done = 0
-            while done < len(chain) and not job.is_cancelled:
-                with self.acquire(chain, done, max(0.0, until_s - self._frame.link.now())) as lease:
-                    for block in range(lease.count):
-                        regions.fill(done + block, lease, block)
-                        job.ok[done + block] = True
-                    done += lease.count
-                    if lease.count == 0:
-                        return
-
-        return CopyJob(self._frame, len(chain), work)
+        return CopyJob(self._frame, len(chain), LoadInto(self._frame, self._lease, chain, regions, deadline_s))
 
     def store_from(
         self, keys: Sequence[bytes], buffers: Buffers, deadline_s: float = 1.0, parent: Parent = None
@@ -282,6 +262,19 @@ class Space:
     def frame(self) -> Frame:
         """What handles of this space are made with."""
         return self._frame
+
+    def _lease(self, request: rq.Acquire, wait_s: float) -> Lease:
+        """Acquire, again and again while copies turn out to be damaged: each of those is dropped."""
+        link = self._frame.link
+        until_s = link.now() + wait_s
+        while True:
+            leased: rq.Leased = link.call(request)
+            if leased.job is not None:
+                leased = self._await(leased.job, until_s)
+            damaged = first_damaged(self._frame, leased)
+            if damaged is None:
+                return Lease(self._frame, leased)
+            link.call(rq.Damaged(leased.lease, damaged))
 
     def _await(self, job: int, until_s: float) -> rq.Leased:
         """Wait for a job of `acquire` and turn it into a lease."""

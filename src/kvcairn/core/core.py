@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from kvcairn import requests as rq
+from kvcairn.core.direct import DirectReads
 from kvcairn.core.drops import Drops
 from kvcairn.core.hints import Pins
 from kvcairn.core.lease import Leases
@@ -42,6 +43,7 @@ class Core:
         self.drops = Drops(state, Pins(state))
         self._leases = Leases(state, self.drops)
         self._loads = Loads(state, self._leases, self.drops)
+        self._direct = DirectReads(state, self.drops)
         self._store = Store(state, self.drops)
         self._writes: dict[str, WritesDown] = {}
         self._handlers: dict[type, Callable[[Any], Any]] = _handlers(self)
@@ -144,7 +146,8 @@ class Core:
             return rq.Leased(0, 0, None, [], None, job.hold.number)
         reason = MissReason.DEADLINE if walk.length > here else walk.reason
         leased = self._leases.make(space, keys, walk.rows, walk.length, reason)
-        self._leases.count(leased, len(keys), np.ones(leased.count, dtype=np.uint8))
+        asked = len(keys) if request.counts_rest else leased.count
+        self._leases.count(leased, asked, np.ones(leased.count, dtype=np.uint8))
         return leased
 
     def _prefetch(self, request: rq.Prefetch) -> rq.JobStatus:
@@ -203,6 +206,17 @@ class Core:
     def _job_close(self, request: rq.JobClose) -> rq.Value:
         self._loads.close(request.job)
         return self._changed()
+
+    def _read_into(self, request: rq.ReadInto) -> rq.JobStatus:
+        space, keys = self._wanted(request)
+        return self._direct.start(space, keys, request)
+
+    def _read_status(self, request: rq.ReadStatus) -> rq.JobStatus:
+        return self._direct.status(request.read)
+
+    def _read_cancel(self, request: rq.ReadCancel) -> rq.Value:
+        self._direct.cancel(request.read)
+        return rq.Value(None)
 
     def _contains(self, request: rq.Chain) -> rq.Value:
         space, _ = self._wanted(request)
@@ -314,7 +328,8 @@ def _handlers(core: Core) -> dict[type, Callable[[Any], Any]]:
         rq.OpenSpace: "open_space", rq.Lookup: "lookup", rq.Probe: "lookup", rq.Acquire: "acquire",
         rq.Prefetch: "prefetch", rq.Reserve: "reserve", rq.Commit: "commit", rq.Abort: "abort",
         rq.Release: "release", rq.Damaged: "damaged", rq.JobInfo: "job_info", rq.JobLease: "job_lease",
-        rq.JobCancel: "job_cancel", rq.JobClose: "job_close", rq.Contains: "contains", rq.Readable: "readable",
+        rq.JobCancel: "job_cancel", rq.JobClose: "job_close", rq.ReadInto: "read_into",
+        rq.ReadStatus: "read_status", rq.ReadCancel: "read_cancel", rq.Contains: "contains", rq.Readable: "readable",
         rq.Touch: "touch", rq.Forget: "forget", rq.Hint: "hint", rq.GetStats: "stats", rq.IsIdle: "is_idle",
         rq.Clear: "clear", rq.Subscribe: "subscribe", rq.Unsubscribe: "unsubscribe", rq.Events: "events",
         rq.Ended: "ended", rq.Adopt: "adopt",

@@ -53,11 +53,15 @@ def open_core(config: Config, *, executor: Executor | None = None, wrap: Wrap | 
     capacity = options.capacity_bytes // PAGE_BYTES * PAGE_BYTES
     if not capacity:
         raise ConfigError("tiers[0].capacity", f"a slot takes at least {PAGE_BYTES} bytes", options.capacity_bytes)
+    try:
+        allocator = SlotAllocator(capacity, options.region_bytes)
+    except ValueError as error:
+        raise ConfigError("tiers[0].region", str(error), options.region_bytes) from error
     arena = Arena(capacity)
     tree = Tree()
     fastest, readers, spaces = Fastest(tree), Readers(tree), Spaces(tree)
     policy = eviction.create(options.eviction, "tiers[0].eviction")
-    memory = Residency(options.name, tree, SlotAllocator(capacity, options.region_bytes), policy, fastest, readers)
+    memory = Residency(options.name, tree, allocator, policy, fastest, readers)
     levels = [Level(options.name, memory, capacity_bytes=options.capacity_bytes)]
     fastest.set_levels([memory])
     walker = Walker(tree, fastest, levels)

@@ -59,9 +59,12 @@ class KeyTable:
     def add(self, keys: Sequence[bytes], rows: Rows) -> None:
         """Enter new keys, whose rows carry them already."""
         self._count += len(keys)
-        if self._count > MOST_LOAD * self._prints.shape[0]:
+        buckets = self._prints.shape[0]
+        if self._count > MOST_LOAD * buckets:
+            while self._count > MOST_LOAD * buckets:
+                buckets *= 2
             known = self.rows()
-            self._make(2 * self._prints.shape[0])
+            self._make(buckets)
             for begin in range(0, known.size, _PART_KEYS):
                 self._enter(known[begin : begin + _PART_KEYS])
         self._enter(rows)

@@ -214,7 +214,8 @@ class Tree:
         nodes.parent[rows[bare]] = parents[bare]
         nodes.children[parents[bare & (parents >= 0)]] += 1
         for at in np.flatnonzero(loose & ~bare).tolist():
-            self._attach(int(rows[at]), int(parents[at]))
+            if nodes.parent[rows[at]] == UNKNOWN_PARENT:
+                self._attach(int(rows[at]), int(parents[at]))
 
     def _attach(self, row: int, above: int) -> None:
         """Link a floating segment under its parent, on every tier where it has copies."""

@@ -154,14 +154,14 @@ class Lease(_Slots):
     def release(self) -> None:
         """End the lease. Idempotent, any thread, never waits."""
         if self._end():
-            self._frame.link.call(Release(self._number))
+            quietly(lambda: self._frame.link.call(Release(self._number)))
 
     def release_when(self, done: Completion) -> None:
         """End the lease for this handle now; the slots stay held until `done.query()` is true."""
         self._must_be_open()
         number, link = self._number, self._frame.link
         if self._end():
-            link.when(done, lambda: _quietly(lambda: link.call(Release(number))))
+            link.when(done, lambda: quietly(lambda: link.call(Release(number))))
 
     def __enter__(self) -> Self:
         """Return the lease."""
@@ -226,12 +226,12 @@ class Reservation(_Slots):
             self._frame, keys, Reserved(self._number, list(range(len(keys))), self._offsets, [], self.reason)
         )
         if self._end():
-            link.when(done, lambda: _quietly(lambda: twin.commit(ok)))
+            link.when(done, lambda: quietly(lambda: twin.commit(ok)))
 
     def abort(self) -> None:
         """Give all slots back. Idempotent, any thread, never waits."""
         if self._end():
-            self._frame.link.call(Abort(self._number))
+            quietly(lambda: self._frame.link.call(Abort(self._number)))
 
     def __enter__(self) -> Self:
         """Return the reservation."""
@@ -273,8 +273,8 @@ def first_damaged(frame: Frame, leased: Leased) -> int | None:
     return min(damaged, default=None)
 
 
-def _quietly(act: Callable[[], None]) -> None:
-    """Do something at the end of a wait that nobody watches; a cache closed meanwhile has ended it already."""
+def quietly(act: Callable[[], object]) -> None:
+    """End something; where the cache was closed meanwhile, that has ended it already."""
     try:
         act()
     except (ClosedError, LeaseError):

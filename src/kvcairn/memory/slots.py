@@ -15,7 +15,7 @@ import numpy.typing as npt
 PAGE_BYTES = 4096
 MAX_REGIONS_PER_SEGMENT = 16
 DEFAULT_REGIONS = 64
-ACCEPTED_WASTE = 1 / 16
+ACCEPTED_WASTE = 1 / 64
 
 Addresses = npt.NDArray[np.int32]
 
@@ -61,9 +61,11 @@ class SlotAllocator:
         """Cut `capacity_bytes` into regions of `region_bytes` (a multiple of 4,096).
 
         Raises:
-            ValueError: not even one page fits.
+            ValueError: not even one region fits, or its size is no multiple of a page.
         """
         self.region_bytes = region_bytes or default_region_bytes(capacity_bytes)
+        if self.region_bytes % PAGE_BYTES:
+            raise ValueError(f"a region must be a multiple of {PAGE_BYTES} bytes, got {self.region_bytes}")
         regions = capacity_bytes // self.region_bytes
         if regions < 1:
             raise ValueError(f"{capacity_bytes} bytes hold no region of {self.region_bytes}")
@@ -174,14 +176,13 @@ class SlotAllocator:
         assert used == self.used_bytes <= self.capacity_bytes
 
     def _regions_for(self, slot_bytes: int) -> int:
-        """Fewest regions that lose little to rounding, else those that lose least."""
+        """Return the length of segments with which the range holds (nearly) most slots: the shortest such."""
+        regions = int(self._owner.size)
         first = max(1, -(-slot_bytes // self.region_bytes))
-        last = min(self._owner.size, max(first, MAX_REGIONS_PER_SEGMENT))
-        lengths = range(first, last + 1)
-        waste = {n: (n * self.region_bytes % slot_bytes) / (n * self.region_bytes) for n in lengths}
-        if not waste:
-            return self._owner.size + 1
-        return next((n for n in lengths if waste[n] <= ACCEPTED_WASTE), min(lengths, key=lambda n: waste[n]))
+        lengths = range(first, min(regions, max(first, MAX_REGIONS_PER_SEGMENT)) + 1)
+        held = {n: regions // n * self._slots_in(n, slot_bytes) for n in lengths}
+        enough = max(held.values(), default=0) * (1 - ACCEPTED_WASTE)
+        return next((n for n in lengths if held[n] >= enough), regions + 1)
 
     def _slots_in(self, regions: int, slot_bytes: int) -> int:
         return regions * self.region_bytes // slot_bytes

@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 
 from kvcairn.errors import KVCairnError, LeaseError
-from kvcairn.memory.lease import Frame, Lease, first_damaged
+from kvcairn.memory.lease import Frame, Lease, first_damaged, quietly
 from kvcairn.requests import Damaged, JobCancel, JobClose, JobInfo, JobLease, JobStatus
 from kvcairn.types import JobState, MissReason
 
@@ -83,8 +83,9 @@ class Job:
     def close(self) -> None:
         """Let go of everything. Idempotent."""
         if self._is_open:
-            self._finish()
-            self._frame.link.call(JobClose(self._number))
+            quietly(self._finish)
+            self._is_open = False
+            quietly(lambda: self._frame.link.call(JobClose(self._number)))
 
     def ticket(self) -> bytes:
         """Return a token with which `Cache.adopt`, in another process of the same engine, shares this job."""

@@ -1,0 +1,189 @@
+"""Reads from a slower tier straight into a client's buffers: nothing comes to lie in memory."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvcairn.core.drops import Drops
+from kvcairn.core.level import Level, submit
+from kvcairn.core.promote import verified
+from kvcairn.core.spaces import SpaceInfo
+from kvcairn.core.state import State
+from kvcairn.errors import TierError
+from kvcairn.index.arrays import Rows
+from kvcairn.requests import JobStatus, ReadInto, Region
+from kvcairn.tiers.base import BlockRef, Read
+from kvcairn.transfer.task import Task, TaskState
+from kvcairn.types import JobState, MissReason
+
+READ_PRIORITY = 0
+MOST_BLOCKS = 64  # of one call
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """One copy on its way: read into `out`, which is one of the client's regions, or spread over them afterwards."""
+
+    block: int
+    group: int
+    row: int
+    level: Level
+    regions: list[Region]
+    out: memoryview
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether `out` is memory of ours."""
+        return len(self.regions) != 1
+
+
+@dataclass(slots=True, eq=False)
+class DirectRead:
+    """The reads of one call. It has ended when no tier can touch the buffers any more."""
+
+    space: SpaceInfo
+    levels: Any  # by block: number of the tier that it comes from, plus one
+    ok: list[bool]
+    tasks: dict[int, Task] = field(default_factory=dict)  # those that may still touch the buffers
+
+
+class DirectReads:
+    """All open direct reads."""
+
+    def __init__(self, state: State, drops: Drops) -> None:
+        """Read from that state's tiers."""
+        self._state, self._drops = state, drops
+        self._open: dict[int, DirectRead] = {}
+        self._next = 0
+
+    def start(self, space: SpaceInfo, keys: list[bytes], request: ReadInto) -> JobStatus:
+        """Read the leading run of `keys` that lies on slower tiers only; `total` of the reply is its length."""
+        state = self._state
+        rows = state.tree.find(space.rows, keys[:MOST_BLOCKS])
+        usable = [state.walker.usable(group, rows, state.now()) for group in range(len(space.groups))]
+        below = np.all([levels > 1 for levels in usable], axis=0)
+        count = below.size if below.all() else int(below.argmin())
+        read = DirectRead(space, np.max(usable, axis=0)[:count], [True] * count)
+        self._next += 1
+        self._open[self._next] = read
+        for number in np.unique(read.levels).tolist():
+            level = state.levels[number - 1]
+            chosen = np.flatnonzero(read.levels == number)
+            self._submit(read, level, self._parts(read, level, rows, chosen, request))
+        return self.status(self._next)
+
+    def status(self, number: int) -> JobStatus:
+        """Return how far a direct read is; once it has ended it is counted and forgotten."""
+        read = self._open.get(number)
+        if read is None:
+            return JobStatus(number, JobState.CANCELLED, 0, 0)
+        good = read.ok.index(False) if False in read.ok else len(read.ok)
+        if read.tasks:
+            return JobStatus(number, JobState.LOADING, 0, len(read.ok))
+        del self._open[number]
+        self._state.count(good, read.levels[:good], None)
+        return JobStatus(number, JobState.READY, good, len(read.ok), None, read.ok)
+
+    def cancel(self, number: int) -> None:
+        """Take reads back that have not begun."""
+        read = self._open.get(number)
+        for task in list(read.tasks.values()) if read else []:
+            if self._state.executor.cancel(task):
+                task.done(None, TierError(task.tier, "read", "cancelled"))
+
+    def _parts(self, read: DirectRead, level: Level, rows: Rows, blocks: Rows, request: ReadInto) -> list[Part]:
+        parts = []
+        for block in blocks.tolist():
+            begin = 0
+            for group in range(len(read.space.groups)):
+                nbytes = read.space.part_bytes[group]
+                regions = span(request.regions[block], begin, begin + nbytes)
+                out = memory_at(regions[0]) if len(regions) == 1 else memoryview(bytearray(nbytes))
+                parts.append(Part(block, group, int(rows[block]), level, regions, out))
+                begin += nbytes
+        return parts
+
+    def _submit(self, read: DirectRead, level: Level, parts: list[Part]) -> None:
+        tier = level.tier
+        assert tier is not None
+        tree, residency = self._state.tree, level.residency
+        reads, expected = [], []
+        for part in parts:
+            copies = residency.copies[part.group]
+            copies.busy[part.row] += 1
+            block = BlockRef(read.space.rows.space_id, tree.key(part.row), part.group)
+            reads.append(Read(block, level.slot(int(copies.slot[part.row])), part.out))
+            expected.append(copies.checksum[part.row].tobytes())
+
+        def run() -> Any:
+            outcomes = verified(reads, tier.read(reads), expected)
+            for part in parts:
+                if part.is_spread:
+                    spread(part.out, part.regions)
+            return outcomes
+
+        def late() -> None:
+            with self._state.changed:
+                read.tasks.pop(id(task), None)
+                self._state.notify()
+
+        task = Task(
+            level.name,
+            "read",
+            run,
+            done=lambda outcomes, error: self._done(read, task, level, parts, outcomes, error),
+            late=late,
+            priority=READ_PRIORITY,
+            timeout_s=level.timeout_s,
+        )
+        read.tasks[id(task)] = task
+        submit(level, self._state.executor, task)
+
+    def _done(
+        self, read: DirectRead, task: Task, level: Level, parts: list[Part], outcomes: Any, error: TierError | None
+    ) -> None:
+        with self._state.changed:
+            level.tasks -= 1
+            if task.state is not TaskState.GIVEN_UP:
+                read.tasks.pop(id(task), None)
+            if error is None and (not isinstance(outcomes, list) or len(outcomes) != len(parts)):
+                error = TierError(level.name, "read", "the tier returned no outcome for each block")
+            results = [error] * len(parts) if error is not None else outcomes
+            level.note(next((o for o in results if isinstance(o, TierError)), None), self._state.now())
+            for part, outcome in zip(parts, results, strict=True):
+                one = np.array([part.row], dtype=np.intp)
+                level.residency.let_go(part.group, one)
+                if outcome is not None:
+                    read.ok[part.block] = False
+                    if isinstance(outcome, MissReason):
+                        self._drops.copies(level, read.space, part.group, one, outcome)
+            self._state.notify()
+
+
+def span(regions: list[Region], begin: int, end: int) -> list[Region]:
+    """Return the regions that bytes [begin, end) of a block go to."""
+    found, at = [], 0
+    for region in regions:
+        low, high = max(at, begin), min(at + region.nbytes, end)
+        if low < high:
+            found.append(Region(region.address + low - at, high - low))
+        at += region.nbytes
+    return found
+
+
+def memory_at(region: Region) -> memoryview:
+    """Return memory of this process as writable bytes. The caller vouches for the address."""
+    return memoryview((ctypes.c_uint8 * region.nbytes).from_address(region.address)).cast("B")
+
+
+def spread(source: memoryview, regions: list[Region]) -> None:
+    """Copy bytes over regions, in order, without holding the GIL."""
+    begin = 0
+    for region in regions:
+        piece = np.frombuffer(source[begin : begin + region.nbytes], dtype=np.uint8)
+        np.copyto(np.frombuffer(memory_at(region), dtype=np.uint8), piece)
+        begin += region.nbytes
