@@ -14,6 +14,7 @@ from kvcairn.adapters.transformers.anatomy import Anatomy
 from kvcairn.adapters.transformers.blocks import BlockMover, LayerKV, runs
 from kvcairn.adapters.transformers.reuse import RowReuse, leading_blocks
 from kvcairn.errors import ClosedError, TierError
+from kvcairn.types import MissReason
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,10 @@ class Prefixes:
         return [(k[:, :, :columns], v[:, :, :columns]) for k, v in layers], tuple(reused)
 
     def store(self, row: Row, layers: Sequence[LayerKV], number: int) -> int:
-        """Store the full blocks of `row`, which is row `number` of `layers`; return how many were new."""
+        """Store the full blocks of `row`, which is row `number` of `layers`; return how many were new.
+
+        Of a chain that is longer than the memory tier the beginning is stored.
+        """
         stored = 0
         try:
             keys = self._space.keys(row.tokens)
@@ -108,9 +112,9 @@ class Prefixes:
                     offsets = [int(o) for o in lease.offsets()[:count]]
                     blocks = range(done, done + count)
                     self._mover.load(self._space.arena, list(runs(blocks, offsets)), layers, number, column)
-                if not count:
-                    break
                 done += count
+                if not count or reason is not MissReason.NO_ROOM:
+                    break
         except (TierError, ClosedError) as error:
             logger.warning("computed instead of loaded: %s", error)
             reason = str(error)
