@@ -134,7 +134,7 @@ def test_a_floating_block_may_turn_out_to_be_the_first(tree: Tree, space: SpaceR
         ([[1, 2], [2, 1]], [None, None]),
         ([[1], [2], [3]], [2, 3, 1]),
         ([[1, 2, 3], [3, 1]], [None, None]),
-        pytest.param([[1, 3, 1]], [3], marks=pytest.mark.xfail(reason="a key named twice is linked twice")),
+        ([[1, 3, 1]], [3]),
     ],
 )  # fmt: skip
 def test_keys_that_are_no_chain_make_no_ring(
