@@ -142,8 +142,10 @@ class WritesDown:
         return any(copies.state[row] != ABSENT for copies in self._level.residency.copies)
 
     def _parent_is_there(self, row: int) -> bool:
+        """Whether the block is of use there: with its parent, unless no layer group needs a whole prefix."""
         parent = int(self._state.tree.nodes.parent[row])
-        return parent < 0 or self._is_here(parent)
+        space = self._state.spaces[int(self._state.tree.nodes.space[row])]
+        return parent < 0 or self._is_here(parent) or not any(space.is_full(group) for group in space.part_bytes)
 
     def _claim(self, row: int, batch: Batch) -> None:
         """Give a row slots on the tier, and add its copies to the batch."""
