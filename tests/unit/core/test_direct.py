@@ -123,7 +123,6 @@ def test_a_block_that_is_lost_ends_the_run(make_rig: MakeRig, kind: FaultKind) -
     assert blocks.space.contains(keys) == (2 if lost else 5)
 
 
-@pytest.mark.xfail(reason="it is counted as one")
 def test_a_read_that_was_taken_back_is_no_failure_of_the_tier(make_rig: MakeRig) -> None:
     rig = make_rig(below="dict")
     blocks, keys = below_only(rig, 2)
@@ -148,7 +147,6 @@ def test_nothing_below_is_nothing_to_read(make_rig: MakeRig) -> None:
     assert_idle(rig)
 
 
-@pytest.mark.xfail(reason="the job ends when the link closes, under the read")
 def test_buffers_belong_to_the_job_while_the_tier_may_write_to_them(make_rig: MakeRig) -> None:
     """Closing the cache does not end the job under a read that still runs."""
     rig = make_rig(below="dict", threads=True)
