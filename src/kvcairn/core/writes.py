@@ -61,7 +61,7 @@ class WritesDown:
         """Write to that tier."""
         self._state, self._level, self._drops = state, level, drops
         self._queue: deque[tuple[int, int]] = deque()  # row, serial
-        self._queued: set[int] = set()
+        self._queued: set[tuple[int, int]] = set()
         self._not_before: dict[tuple[int, int], float] = {}  # (row, serial) of blocks whose write failed
         self._tasks = self._in_flight_bytes = 0
 
@@ -105,10 +105,10 @@ class WritesDown:
 
     def _enqueue(self, row: int) -> None:
         serial = int(self._state.tree.nodes.serial[row])
-        if row in self._queued or self._not_before.get((row, serial), 0.0) > self._state.now():
+        if (row, serial) in self._queued or self._not_before.get((row, serial), 0.0) > self._state.now():
             return
         self._not_before.pop((row, serial), None)
-        self._queued.add(row)
+        self._queued.add((row, serial))
         self._queue.append((row, serial))
 
     def _next_batch(self, most_bytes: int) -> Batch:
@@ -116,7 +116,7 @@ class WritesDown:
         batch = Batch([], 0, HungCall(self._state))
         while self._queue and len(batch.items) < BATCH_BLOCKS and batch.nbytes < min(BATCH_BYTES, most_bytes):
             row, serial = self._queue.popleft()
-            self._queued.discard(row)
+            self._queued.discard((row, serial))
             if int(self._state.tree.nodes.serial[row]) != serial:
                 self._dropped("back_pressure", None)
                 continue
@@ -247,9 +247,9 @@ class WritesDown:
             if outcome is None and is_wanted:
                 residency.publish(item.group, one, self._state.now())
             else:
-                if outcome is None:
+                if not isinstance(outcome, TierFull):  # also where it failed: it may be there all the same
                     unwanted.append(Delete(item.write.block, item.write.slot))
-                else:
+                if outcome is not None:
                     self._dropped("tier_full" if isinstance(outcome, TierFull) else "tier_error", item.row)
                 residency.drop(item.group, one, MissReason.NOT_WRITTEN)
                 residency.let_go(item.group, one)
