@@ -195,11 +195,9 @@ class WritesDown:
     def _submit(self, batch: Batch) -> None:
         tier = self._level.tier
         assert tier is not None
-        retired, self._level.residency.allocator.retired = self._level.residency.allocator.retired, []
+        self._drops.retire(self._level)
 
         def run() -> tuple[list[bytes], Any]:
-            if retired:
-                tier.retire(retired)
             writes = [with_checksum(item.write) for item in batch.items]
             return [w.checksum for w in writes], tier.write(writes)
 
