@@ -294,7 +294,7 @@ class Core:
         self.state.ledger.share(hold)
         reply: dict[str, Any] = {"kind": kind, "space": hold.space.number, "keys": hold.keys}
         if kind == "lease":
-            reply["lease"] = self._leases.describe(hold, None)
+            reply["lease"] = self._leases.describe(hold)
         elif kind == "reservation":
             reply["reservation"] = self._store.describe(hold)
         else:

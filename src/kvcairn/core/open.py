@@ -68,7 +68,7 @@ def open_core(config: Config, *, executor: Executor | None = None, wrap: Wrap | 
     state = State(config, executor, arena, tree, spaces, fastest, readers, levels, walker, Ledger())
     state.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if hasattr(os, "eventfd") else -1
     if options.poison:
-        memory.on_free = lambda addresses: _poison(arena, memory.allocator, addresses)
+        allocator.on_free = lambda addresses: _poison(arena, allocator, addresses)
     core = Core(state)
     with ExitStack() as on_failure:
         on_failure.callback(close_core, core)
