@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, MutableMapping, Sequence
 
 import numpy as np
@@ -92,7 +93,7 @@ class Space:
 
     def probe(self, keys: Sequence[bytes], start: int = 0, deadline_s: float = 0.1, parent: Parent = None) -> Hit:
         """Return the same as `lookup`, after asking foreign tiers once. Managed tiers are never asked."""
-        request = rq.Probe(self._frame.space, *_chain(keys, start, parent), deadline_s)
+        request = rq.Probe(self._frame.space, *_chain(keys, start, parent), seconds(deadline_s))
         reply: rq.HitReply = self._frame.link.call(request)
         return reply.hit
 
@@ -119,7 +120,8 @@ class Space:
             ValueError: there is no such policy.
         """
         wait_s = self._prefetch_wait_s(policy or self._prefetch.policy, len(keys) - start)
-        request = rq.Prefetch(self._frame.space, *_chain(keys, start, parent), priority, deadline_s)
+        limit_s = None if deadline_s is None else seconds(deadline_s)
+        request = rq.Prefetch(self._frame.space, *_chain(keys, start, parent), int(priority), limit_s)
         job = Job(self._frame, self._frame.link.call(request), wait_s)
         self._frame.jobs[job.number] = job
         return job
@@ -130,7 +132,7 @@ class Space:
         With `deadline_s=0` that is what is in memory now; slower tiers are not asked. A shorter lease says why
         (`lease.reason`). Release it, or use it in `with`.
         """
-        wait_s = max(0.0, deadline_s)
+        wait_s = seconds(deadline_s)
         return self._lease(rq.Acquire(self._frame.space, *_chain(keys, start, parent), wait_s), wait_s)
 
     def reserve(
@@ -150,9 +152,7 @@ class Space:
         """
         chain, start, above = _chain(keys, start, parent)
         chain = _unique(chain)
-        wanted = None if parts is None else [list(groups) for groups in parts]
-        if wanted is not None and len(wanted) != len(chain) - start:
-            raise LayoutError(f"parts names the groups of {len(wanted)} blocks, {len(chain) - start} are asked for")
+        wanted = None if parts is None else self._checked_parts(parts, len(chain) - start)
         request = rq.Reserve(self._frame.space, chain, start, above, wanted)
         return Reservation(self._frame, chain, self._frame.link.call(request))
 
@@ -176,7 +176,7 @@ class Space:
             if view.nbytes != self.block_bytes:
                 raise LayoutError(f"block {number} has {view.nbytes} bytes, blocks here have {self.block_bytes}")
         link = self._frame.link
-        until_s = link.now() + deadline_s
+        until_s = link.now() + seconds(deadline_s)
         while True:
             seen = link.version()
             with self.reserve(chain, parent=parent) as slots:
@@ -213,7 +213,7 @@ class Space:
         """
         chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
-        return CopyJob(self._frame, len(chain), LoadInto(self._frame, self._lease, chain, regions, deadline_s))
+        return CopyJob(self._frame, len(chain), LoadInto(self._frame, self._lease, chain, regions, seconds(deadline_s)))
 
     def store_from(
         self, keys: Sequence[bytes], buffers: Buffers, deadline_s: float = 1.0, parent: Parent = None
@@ -249,12 +249,10 @@ class Space:
         """Tell what is known about the future of these blocks; return how many of them are pinned now.
 
         Raises:
-            ValueError: a hint is out of its range.
+            TypeError: `hints` is no `Hints`.
         """
-        if not 0 <= hints.priority <= 100:
-            raise ValueError(f"priority must be 0 to 100, got {hints.priority}")
-        if hints.ttl_s is not None and not hints.ttl_s >= 0:
-            raise ValueError(f"ttl_s must not be negative, got {hints.ttl_s}")
+        if not isinstance(hints, Hints):
+            raise TypeError(f"expected kvcairn.Hints, got {hints!r}")
         reply: rq.Value = self._frame.link.call(rq.Hint(self._frame.space, _list(keys), 0, None, hints))
         return int(reply.value or 0)
 
@@ -262,6 +260,15 @@ class Space:
     def frame(self) -> Frame:
         """What handles of this space are made with."""
         return self._frame
+
+    def _checked_parts(self, parts: Sequence[Sequence[int]], blocks: int) -> list[list[int]]:
+        groups = len(self._frame.part_bytes)
+        wanted = [list(each) for each in parts]
+        if len(wanted) != blocks:
+            raise LayoutError(f"parts names the groups of {len(wanted)} blocks, {blocks} are asked for")
+        if any(group not in range(groups) for each in wanted for group in each):
+            raise LayoutError(f"parts names a group that there is not: there are 0 to {groups - 1}")
+        return wanted
 
     def _lease(self, request: rq.Acquire, wait_s: float) -> Lease:
         """Acquire, again and again while copies turn out to be damaged: each of those is dropped."""
@@ -309,6 +316,13 @@ class Space:
             if slots.offsets(group)[at] >= 0:
                 copy_bytes(block[begin : begin + nbytes], slots.part(at, group))
             begin += nbytes
+
+
+def seconds(deadline_s: float) -> float:
+    """Return a deadline that is a number; what is over already is 0."""
+    if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or math.isnan(deadline_s):
+        raise ValueError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
+    return max(0.0, float(deadline_s))
 
 
 def _chain(keys: Sequence[bytes], start: int, parent: Parent) -> tuple[list[bytes], int, bytes | None]:

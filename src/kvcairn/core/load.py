@@ -195,7 +195,7 @@ class Loads:
             waits = waits or bool((~job.have[group][low : min(high, job.limit)]).any())
         job.is_stalled = waits and not moving
         if not waits:
-            self._end(job, JobState.READY if job.limit else JobState.FAILED)
+            self._end(job, JobState.READY if job.limit or not job.asked else JobState.FAILED)
         elif moving:
             job.state = JobState.LOADING
 

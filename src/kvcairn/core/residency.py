@@ -20,7 +20,8 @@ from kvcairn.memory.slots import Addresses, SlotAllocator
 from kvcairn.policy.eviction.base import EvictionPolicy
 from kvcairn.types import CopyState, MissReason
 
-RESERVED, READY, EVICTING = int(CopyState.RESERVED), int(CopyState.READY), int(CopyState.EVICTING)
+RESERVED, WRITING = int(CopyState.RESERVED), int(CopyState.WRITING)
+READY, EVICTING = int(CopyState.READY), int(CopyState.EVICTING)
 
 
 class Fastest:
