@@ -76,6 +76,7 @@ class Cache:
         """
         if not isinstance(descriptor, SpaceDescriptor):
             raise TypeError(f"expected kvcairn.SpaceDescriptor, got {type(descriptor).__name__}")
+        self._link.check_open()
         with self._guard:
             space = self._spaces.get(descriptor.space_id)
             if space is None:
@@ -184,7 +185,12 @@ class Cache:
         self._link.close()
 
     def __enter__(self) -> Self:
-        """Return the cache."""
+        """Return the cache.
+
+        Raises:
+            ClosedError: it is closed.
+        """
+        self._link.check_open()
         return self
 
     def __exit__(

@@ -54,7 +54,12 @@ class Space:
 
     @property
     def arena(self) -> memoryview:
-        """The memory that `offsets` of leases and reservations point into: flat, writable, bytes."""
+        """The memory that `offsets` of leases and reservations point into: flat, writable, bytes.
+
+        Raises:
+            ClosedError: the cache is closed.
+        """
+        self._frame.link.check_open()
         return self._frame.link.arena
 
     def part_bytes(self, group: int = 0) -> int:
@@ -119,7 +124,7 @@ class Space:
         Raises:
             ValueError: there is no such policy.
         """
-        wait_s = self._prefetch_wait_s(policy or self._prefetch.policy, len(keys) - start)
+        wait_s = self._prefetch.wait_s(policy, max(0, len(keys) - start) * self.descriptor.block_tokens)
         limit_s = None if deadline_s is None else seconds(deadline_s)
         request = rq.Prefetch(self._frame.space, *_chain(keys, start, parent), int(priority), limit_s)
         job = Job(self._frame, self._frame.link.call(request), wait_s)
@@ -185,7 +190,7 @@ class Space:
                 slots.commit()
             if slots.reason is None and not slots.in_flight:
                 break
-            if not link.wait(lambda seen=seen: link.version() > seen + 1, until_s - link.now()):  # type: ignore[misc]
+            if not self._has_changed(seen + 1, until_s):
                 break
         flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
         return flags.flags
@@ -194,9 +199,9 @@ class Space:
         """Return the bytes of the longest run that can be had by the deadline; shorter than `keys` after a miss."""
         with self.acquire(keys, deadline_s=deadline_s, parent=parent) as lease:
             groups = range(len(self._frame.part_bytes))
-            if len(groups) == 1:
-                return [lease.copy(block) for block in range(lease.count)]
             offsets = [lease.offsets(group) for group in groups]
+            if len(groups) == 1:  # joining would copy once more, with the GIL
+                return [lease.copy(block) if offsets[0][block] >= 0 else b"" for block in range(lease.count)]
             return [
                 b"".join([lease.copy(block, group) for group in groups if offsets[group][block] >= 0])
                 for block in range(lease.count)
@@ -283,6 +288,11 @@ class Space:
                 return Lease(self._frame, leased)
             link.call(rq.Damaged(leased.lease, damaged))
 
+    def _has_changed(self, version: int, until_s: float) -> bool:
+        """Wait until the cache is beyond `version`; False at the deadline."""
+        link = self._frame.link
+        return link.now() < until_s and link.wait(lambda: link.version() > version, until_s - link.now())
+
     def _await(self, job: int, until_s: float) -> rq.Leased:
         """Wait for a job of `acquire` and turn it into a lease."""
         link = self._frame.link
@@ -299,16 +309,6 @@ class Space:
         finally:
             if leased is None:  # interrupted: nobody else would end the job
                 quietly(lambda: link.call(rq.JobClose(job)))
-
-    def _prefetch_wait_s(self, policy: str, blocks: int) -> float | None:
-        if policy == "best_effort":
-            return 0.0
-        if policy == "wait_complete":
-            return None
-        if policy == "timeout":
-            tokens = max(0, blocks) * self.descriptor.block_tokens
-            return self._prefetch.base_s + self._prefetch.per_1024_tokens_s * tokens / 1024
-        raise ValueError(f"unknown prefetch policy {policy!r}; there are best_effort, wait_complete, timeout")
 
     def _fill(self, slots: Reservation, at: int, block: memoryview) -> None:
         begin = 0

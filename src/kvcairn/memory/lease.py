@@ -84,6 +84,7 @@ class _Slots:
     def ticket(self) -> bytes:
         """Return a token with which `Cache.adopt`, in another process of the same engine, shares this handle."""
         self._must_be_open()
+        self._frame.link.check_open()
         return msgspec.msgpack.encode((self._frame.link.boot_id, self._kind, self._number))
 
     def _cut(self, view: memoryview) -> memoryview:
