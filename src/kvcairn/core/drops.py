@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from kvcairn.core.hints import Pins
@@ -16,6 +17,7 @@ from kvcairn.transfer.task import Task
 from kvcairn.types import MissReason
 
 DELETE_PRIORITY = 200  # behind reads and writes
+MOST_DELETES = 1024  # of one task, so that each ends well before the tier's deadline
 
 
 class Drops:
@@ -71,7 +73,8 @@ class Drops:
                     level.note(error, self._state.now())
                 self._state.notify()
 
-        task = Task(
-            level.name, "delete", lambda: tier.delete(deletes), done, lambda: None, DELETE_PRIORITY, level.timeout_s
-        )
-        submit(level, self._state.executor, task)
+        for begin in range(0, len(deletes), MOST_DELETES):
+            part = deletes[begin : begin + MOST_DELETES]
+            run = partial(tier.delete, part)
+            task = Task(level.name, "delete", run, done, lambda: None, DELETE_PRIORITY, level.timeout_s)
+            submit(level, self._state.executor, task)
