@@ -128,9 +128,10 @@ def close_core(core: Core) -> None:
         if level.tier is not None:
             level.tier.close()
     state.arena.close()
-    if state.eventfd >= 0:
-        os.close(state.eventfd)
-        state.eventfd = -1
+    with state.changed:
+        eventfd, state.eventfd = state.eventfd, -1
+    if eventfd >= 0:
+        os.close(eventfd)
 
 
 def restore(state: State, level: Level, stored: Iterable[Stored]) -> list[Delete]:
@@ -147,7 +148,8 @@ def restore(state: State, level: Level, stored: Iterable[Stored]) -> list[Delete
             )
         if address is None:
             left.append(Delete(item.block, slot))
-            state.spaces.known(item.block.space_id).rows.ghosts.remember(item.block.key, MissReason.EVICTED)
+            space = state.spaces.known(item.block.space_id)
+            state.tree.ghosts.remember(space.number, item.block.key, MissReason.EVICTED)
         else:
             seen.add(item.block)
             by_space.setdefault(item.block.space_id, []).append((item, address))
@@ -180,10 +182,12 @@ def _restore_space(state: State, level: Level, space_id: bytes, items: list[tupl
 
 def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
     given: dict[str, Any] = {name: getattr(options, name) for name in options.__struct_fields__}
-    try:
-        allocator = SlotAllocator(given["capacity_bytes"] - tier.overhead_bytes, tier.region_bytes)
-    except ValueError as error:
-        raise ConfigError(f"{path}.capacity", str(error), given["capacity_bytes"]) from error
+    capacity, overhead = given["capacity_bytes"], tier.overhead_bytes
+    least = overhead + (tier.region_bytes or PAGE_BYTES)
+    if capacity < least:
+        reason = f"{capacity} bytes asked, {overhead} of them taken by the tier's index and by other files in its place"
+        raise ConfigError(f"{path}.capacity", reason, remedy=f"at least {least} bytes, or another folder")
+    allocator = SlotAllocator(capacity - overhead, tier.region_bytes)
     policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")
     residency = Residency(options.name, state.tree, allocator, policy, state.fastest, state.readers)
     residency.header_bytes = tier.header_bytes

@@ -135,6 +135,8 @@ class SlotAllocator:
         self, number: int, segment_bytes: int, slot_bytes: int, offset_bytes: int, generation: int
     ) -> int | None:
         """Mark a slot of an earlier run as given out and return its address; None where it fits no more."""
+        self._next_segment = max(self._next_segment, number + 1)  # a number is never used twice
+        self._generation = max(self._generation, generation)
         segment = self.segments.get(number)
         if segment is None:
             length = segment_bytes // self.region_bytes
@@ -149,25 +151,21 @@ class SlotAllocator:
         segment.free[: segment.free_slots - 1] = free[free != slot]
         segment.free_slots -= 1
         segment.generation[slot] = generation
-        self._generation = max(self._generation, generation)
         self.used_bytes += slot_bytes
         return int(self._base(segment)) + slot * slot_bytes // PAGE_BYTES
 
-    def cheapest_to_empty(self, slot_bytes: int, live: dict[int, int]) -> set[int] | None:
-        """Segments of other sizes that must be emptied to get one for this size: those with fewest live slots.
+    def room_in(self, emptied: set[int], slot_bytes: int) -> set[int] | None:
+        """Return those of the `emptied` segments that make room for a segment of this size, with what is vacant beside.
 
-        `live` gives, for segments that may be emptied, how many of their slots are in use. None where none will do.
+        `emptied` are segments whose slots would all be free. None where they do not suffice.
         """
         length = self._fewest_regions(slot_bytes)
-        best: tuple[int, set[int]] | None = None
+        vacant = {n for n, s in self.segments.items() if s.free_slots == s.slots and s.slot_bytes != slot_bytes}
         for first in range(self._owner.size - length + 1):
             owners = {int(o) for o in self._owner[first : first + length]} - {-1}
-            if any(o not in live for o in owners):
-                continue
-            cost = sum(live[o] for o in owners)
-            if best is None or cost < best[0]:
-                best = cost, owners
-        return best[1] if best else None
+            if owners & emptied and owners <= emptied | vacant:
+                return owners & emptied
+        return None
 
     def check(self) -> None:
         """Raise AssertionError where the books do not balance."""
