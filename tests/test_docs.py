@@ -20,7 +20,7 @@ import typer
 import kvcairn as kv
 from kvcairn import bench, cache, config, demo
 from kvcairn.cli import app
-from kvcairn.core import events, hints, promote, writes
+from kvcairn.core import batches, events, hints, promote, writes
 from kvcairn.doctor import Check
 from kvcairn.memory import slots
 from kvcairn.tiers import breaker
@@ -291,7 +291,7 @@ def test_every_reason_is_explained() -> None:
 
 def test_dropped_writes_are_explained() -> None:
     explained = set(first_names(table_rows(DOCS / "concepts" / "misses.md", "Writes that were given up")))
-    source = Path(writes.__file__).read_text()
+    source = Path(writes.__file__).read_text() + Path(batches.__file__).read_text()
     given = set(re.findall(r'_drop(?:ped|_all)\("(\w+)"', source)) | set(re.findall(r'"(tier_\w+)" if', source))
     given |= {kv.MissReason[name].value for name in re.findall(r"MissReason\.(\w+)\.value", source)}
     assert explained == given
@@ -406,7 +406,7 @@ def test_fixed_numbers() -> None:
         "breaker": f"opens after {breaker.FAILURES_TO_OPEN} failed calls in a row, for {breaker.FIRST_PAUSE_S:g} s, "
         f"doubling to {breaker.LONGEST_PAUSE_S:g} s",
         "pins of hints": {0.25: "at most a quarter of the memory tier"}[hints.PIN_FRACTION],
-        "remembered reasons": f"{half:,} to {2 * half:,} keys a space",
+        "remembered reasons": f"{half:,} to {2 * half:,} keys",
         "events kept for a reader": f"{events.MOST_EVENTS:,}; then the oldest are lost",
         "drain in `close()`": f"{cache.CLOSE_DRAIN_S:g} s",
     }

@@ -34,6 +34,8 @@ class Regions:
         Raises:
             LayoutError: the regions of a block do not add up to its bytes.
         """
+        if len(buffers) != 2:
+            raise LayoutError(f"buffers are two arrays, addresses and sizes; got {len(buffers)}")
         if blocks and any(np.asarray(each).dtype.kind not in "iu" for each in buffers):
             raise LayoutError("addresses and sizes must be whole numbers: a float cannot hold every address")
         columns = (blocks, -1) if blocks else (0, 1)
@@ -43,6 +45,8 @@ class Regions:
         except ValueError as error:
             raise LayoutError(f"buffers of {blocks} blocks have one row for each block: {error}") from error
         wanted = sum(part_bytes)
+        if (addresses == 0).any() or (np.asarray(buffers[0]) < 0).any():
+            raise LayoutError("an address is 0 or negative")
         if addresses.shape != sizes.shape or (sizes < 0).any() or (sizes.sum(axis=1) != wanted).any():
             raise LayoutError(f"the regions of each of {blocks} blocks must add up to {wanted} bytes")
         self._addresses, self._sizes, self._part_bytes = addresses, sizes, part_bytes

@@ -183,14 +183,13 @@ class Space:
         link = self._frame.link
         until_s = link.now() + seconds(deadline_s)
         while True:
-            seen = link.version()
             with self.reserve(chain, parent=parent) as slots:
                 for at, key in enumerate(slots.keys):
                     self._fill(slots, at, views[key])
-                slots.commit()
-            if slots.reason is None and not slots.in_flight:
-                break
-            if not self._has_changed(seen + 1, until_s):
+                if slots.keys:
+                    slots.commit()
+            seen = link.version()
+            if (slots.reason is None and not slots.in_flight) or not self._has_changed(seen, until_s):
                 break
         flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
         return flags.flags
@@ -216,6 +215,7 @@ class Space:
         Raises:
             LayoutError: the regions of a block do not add up to `block_bytes`.
         """
+        self._frame.link.check_open()
         chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
         until_s = self._frame.link.now() + seconds(deadline_s)
@@ -231,6 +231,7 @@ class Space:
         Raises:
             LayoutError: the regions of a block do not add up to `block_bytes`.
         """
+        self._frame.link.check_open()
         chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
         until_s = self._frame.link.now() + seconds(deadline_s)

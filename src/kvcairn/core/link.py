@@ -29,10 +29,15 @@ class Direct:
         """Speak to that core, which ends with this link."""
         self.core = core
         self.boot_id = core.boot_id
-        self.arena = core.state.arena.view
         self._is_open, self._is_fork = True, False
         self._closing = threading.Lock()
         _open_links.add(self)
+
+    @property
+    def arena(self) -> memoryview:
+        """The arena as flat writable bytes."""
+        self.check_open()
+        return self.core.state.arena.view
 
     def read(self, begin: int, nbytes: int) -> bytes:
         """Return a copy of bytes of the arena."""

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from kvcairn.errors import ClosedError
 from kvcairn.memory.arena import POISON, Arena
 
 PAGE = 4096
@@ -54,11 +55,12 @@ def test_bytes_outlive_the_file_as_long_as_somebody_looks_at_them() -> None:
     arena.view[PAGE] = 42
     arena.close()
     arena.close()
-    os.fstat(fd)  # its number names no other file while somebody may still ask for it
-    del arena
-    gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+    with pytest.raises(ClosedError):
+        arena.read(0, 1)
+    del arena
+    gc.collect()
     assert view[0] == 42
     view[0] = 43
     assert view[0] == 43
