@@ -35,27 +35,37 @@ Work work_for(std::size_t nbytes, unsigned threads, const Level& level) {
     return {level.stream, std::max(threads, 1U)};
 }
 
+// Throws unless 0 <= value and value + nbytes <= room for all of them, in steps of `stride`.
+void check_places(const char* what, Span<const std::int64_t> values, std::int64_t stride, std::int64_t nbytes,
+                  std::int64_t room) {
+    const std::int64_t count = room < nbytes ? 0 : (room - nbytes) / stride + 1;
+    for (std::size_t i = 0; i < values.size; ++i) {
+        if (values[i] < 0 || values[i] >= count)
+            throw std::out_of_range(std::string(what) + " " + std::to_string(values[i]) + " is not below " +
+                                    std::to_string(count));
+    }
+}
+
 // Returns the bytes of all pages.
-std::size_t check(const Pages& pages, std::size_t block_bytes) {
+std::size_t check(const Pages& pages, Span<const std::int64_t> offsets, std::size_t memory_bytes) {
     if (pages.page_bytes <= 0) throw std::invalid_argument("page_bytes must be positive");
     if (pages.stride_bytes < pages.page_bytes) throw std::invalid_argument("stride_bytes must be at least page_bytes");
     if (pages.pool_bytes < 0) throw std::invalid_argument("pool_bytes must not be negative");
-    std::size_t wanted = 0;
-    if (__builtin_mul_overflow(pages.bases.size, pages.indices.size, &wanted) ||
-        __builtin_mul_overflow(wanted, static_cast<std::size_t>(pages.page_bytes), &wanted) || wanted != block_bytes)
-        throw std::invalid_argument("the block must have page_bytes for each index and base");
     for (std::size_t p = 0; p < pages.bases.size; ++p) {
         if (pages.bases[p] == 0 || pages.bases[p] > UINT64_MAX - static_cast<std::uint64_t>(pages.pool_bytes))
             throw std::invalid_argument("base " + std::to_string(p) + " is no address of a pool");
     }
-    const std::int64_t room = pages.pool_bytes - pages.page_bytes;
-    const std::int64_t count = room < 0 ? 0 : room / pages.stride_bytes + 1;
-    for (std::size_t i = 0; i < pages.indices.size; ++i) {
-        if (pages.indices[i] < 0 || pages.indices[i] >= count)
-            throw std::out_of_range("index " + std::to_string(pages.indices[i]) + " is outside the " +
-                                    std::to_string(count) + " pages of a pool");
-    }
-    return wanted;
+    check_places("index", pages.indices, pages.stride_bytes, pages.page_bytes, pages.pool_bytes);
+    if (pages.indices.size == 0) return 0;
+    if (offsets.size == 0 || pages.indices.size % offsets.size != 0)
+        throw std::invalid_argument("each block must have the same number of indices");
+    std::int64_t block_bytes = 0, total = 0;
+    if (__builtin_mul_overflow(pages.indices.size / offsets.size, pages.bases.size, &block_bytes) ||
+        __builtin_mul_overflow(block_bytes, pages.page_bytes, &block_bytes) ||
+        __builtin_mul_overflow(block_bytes, offsets.size, &total))
+        throw std::invalid_argument("the pages are too large");
+    check_places("offset", offsets, 1, block_bytes, static_cast<std::int64_t>(memory_bytes));
+    return static_cast<std::size_t>(total);
 }
 
 std::size_t check(const Moves& moves) {
@@ -74,17 +84,18 @@ std::size_t check(const Moves& moves) {
     return total;
 }
 
-// Calls move(page in its pool, page in the block, the pool's page after it) for all pages, in the block's order.
+// Calls move(page in its pool, page in its block, the pool's page after it) for all pages, in the order of the blocks.
 template <typename Move>
-void for_pages(const Pages& pages, std::uint64_t block, unsigned threads, Move move) {
+void for_pages(const Pages& pages, std::uint64_t memory, Span<const std::int64_t> offsets, unsigned threads, Move move) {
     const std::size_t count = pages.indices.size, pools = pages.bases.size;
     const auto size = static_cast<std::size_t>(pages.page_bytes), stride = static_cast<std::size_t>(pages.stride_bytes);
     if (count == 0 || pools == 0) return;
-    const std::size_t rows = std::max<std::size_t>(1, task_bytes / size / pools);  // indices of one task
-    run_pieces((count + rows - 1) / rows, threads, [&](std::size_t piece) {
-        const std::size_t begin = piece * rows, end = std::min(count, begin + rows);
-        std::uint64_t beside = block + begin * pools * size;
+    const std::size_t rows = count / offsets.size;                                 // indices of one block
+    const std::size_t share = std::max<std::size_t>(1, task_bytes / size / pools);  // indices of one task
+    run_pieces((count + share - 1) / share, threads, [&](std::size_t piece) {
+        const std::size_t begin = piece * share, end = std::min(count, begin + share);
         for (std::size_t i = begin; i < end; ++i) {
+            std::uint64_t beside = memory + static_cast<std::uint64_t>(offsets[i / rows]) + i % rows * pools * size;
             const std::size_t offset = static_cast<std::size_t>(pages.indices[i]) * stride;
             const std::size_t after = static_cast<std::size_t>(pages.indices[i + 1 < end ? i + 1 : i]) * stride;
             for (std::size_t p = 0; p < pools; ++p, beside += size) {
@@ -98,19 +109,19 @@ void for_pages(const Pages& pages, std::uint64_t block, unsigned threads, Move m
 
 }  // namespace
 
-void gather(const Pages& pages, Span<std::uint8_t> block, unsigned threads, const Level& level) {
-    const Work work = work_for(check(pages, block.size), threads, level);
+void gather(const Pages& pages, const Blocks<std::uint8_t>& blocks, unsigned threads, const Level& level) {
+    const Work work = work_for(check(pages, blocks.offsets, blocks.memory.size), threads, level);
     const auto size = static_cast<std::size_t>(pages.page_bytes);
-    for_pages(pages, reinterpret_cast<std::uintptr_t>(block.data), work.threads,
+    for_pages(pages, reinterpret_cast<std::uintptr_t>(blocks.memory.data), blocks.offsets, work.threads,
               [&](std::uint64_t page, std::uint64_t beside, std::uint64_t next) {
                   copy_page(at(beside), at(page), size, at(next), work.copy);
               });
 }
 
-void scatter(const Pages& pages, Span<const std::uint8_t> block, unsigned threads, const Level& level) {
-    const Work work = work_for(check(pages, block.size), threads, level);
+void scatter(const Pages& pages, const Blocks<const std::uint8_t>& blocks, unsigned threads, const Level& level) {
+    const Work work = work_for(check(pages, blocks.offsets, blocks.memory.size), threads, level);
     const auto size = static_cast<std::size_t>(pages.page_bytes);
-    for_pages(pages, reinterpret_cast<std::uintptr_t>(block.data), work.threads,
+    for_pages(pages, reinterpret_cast<std::uintptr_t>(blocks.memory.data), blocks.offsets, work.threads,
               [&](std::uint64_t page, std::uint64_t beside, std::uint64_t) {
                   copy_page(at(page), at(beside), size, at(beside + size), work.copy);
               });

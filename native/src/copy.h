@@ -27,6 +27,14 @@ struct Pages {
     std::int64_t page_bytes;
 };
 
+// Blocks of one size inside one range of memory, which together hold pages one after the other, the pools of an index
+// side by side: (offsets, indices / offsets, bases, page_bytes).
+template <typename Byte>
+struct Blocks {
+    Span<Byte> memory;
+    Span<const std::int64_t> offsets;
+};
+
 // Pieces of memory: sizes[i] bytes from sources[i] to targets[i].
 struct Moves {
     Span<const std::uint64_t> targets;
@@ -34,11 +42,11 @@ struct Moves {
     Span<const std::int64_t> sizes;
 };
 
-// The four check everything first and throw std::invalid_argument, or std::out_of_range for an index, before the first
-// byte moves. Ranges that are written overlap nothing else. `block` holds the pages one after the other, the pools of an
-// index side by side: (indices, bases, page_bytes).
-void gather(const Pages& pages, Span<std::uint8_t> block, unsigned threads, const Level& level = best_level());
-void scatter(const Pages& pages, Span<const std::uint8_t> block, unsigned threads, const Level& level = best_level());
+// The four check everything first and throw std::invalid_argument, or std::out_of_range for an index or an offset,
+// before the first byte moves. Ranges that are written overlap nothing else.
+void gather(const Pages& pages, const Blocks<std::uint8_t>& blocks, unsigned threads, const Level& level = best_level());
+void scatter(const Pages& pages, const Blocks<const std::uint8_t>& blocks, unsigned threads,
+             const Level& level = best_level());
 void copy(const Moves& moves, unsigned threads, const Level& level = best_level());
 
 // `digests` has digest_bytes for each piece: its xxh3-128. A piece is hashed by one thread.

@@ -9,7 +9,7 @@
 namespace kvcairn {
 
 namespace {
-constexpr std::size_t piece_bytes = 8192;  // small enough to be in the first cache when it is read a second time
+constexpr std::size_t piece_bytes = 4096;  // small enough to be in the first cache when it is read a second time
 }
 
 void KVCAIRN_HASH_NAME(std::uint8_t* to, const std::uint8_t* from, std::size_t n, StreamCopy copy,

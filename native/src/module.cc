@@ -1,4 +1,4 @@
-// The module `kvcairn._native`: arguments in, errors out. Everything runs without the GIL.
+// The module `kvcairn._native._core`: arguments in, errors out. Everything runs without the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -42,17 +42,19 @@ kvcairn::Pages pages(const Array<std::uint64_t>& bases, std::int64_t pool_bytes,
 }
 
 void gather(const Array<std::uint64_t>& bases, std::int64_t pool_bytes, const Array<std::int64_t>& indices,
-            std::int64_t stride_bytes, std::int64_t page_bytes, nb::handle out, unsigned threads) {
+            std::int64_t stride_bytes, std::int64_t page_bytes, nb::handle out, const Array<std::int64_t>& offsets,
+            unsigned threads) {
     const Buffer block(out, PyBUF_WRITABLE);
     const nb::gil_scoped_release free;
-    kvcairn::gather(pages(bases, pool_bytes, indices, stride_bytes, page_bytes), block.bytes(), threads);
+    kvcairn::gather(pages(bases, pool_bytes, indices, stride_bytes, page_bytes), {block.bytes(), span(offsets)}, threads);
 }
 
 void scatter(const Array<std::uint64_t>& bases, std::int64_t pool_bytes, const Array<std::int64_t>& indices,
-             std::int64_t stride_bytes, std::int64_t page_bytes, nb::handle source, unsigned threads) {
+             std::int64_t stride_bytes, std::int64_t page_bytes, nb::handle source, const Array<std::int64_t>& offsets,
+             unsigned threads) {
     const Buffer block(source, PyBUF_SIMPLE);
     const nb::gil_scoped_release free;
-    kvcairn::scatter(pages(bases, pool_bytes, indices, stride_bytes, page_bytes), block.constant(), threads);
+    kvcairn::scatter(pages(bases, pool_bytes, indices, stride_bytes, page_bytes), {block.constant(), span(offsets)}, threads);
 }
 
 void copy(const Array<std::uint64_t>& targets, const Array<std::uint64_t>& sources, const Array<std::int64_t>& sizes,
@@ -82,12 +84,12 @@ nb::bytes checksum(nb::handle data) {
 
 }  // namespace
 
-NB_MODULE(_native, m) {
+NB_MODULE(_core, m) {
     m.def("instruction_set", [] { return kvcairn::best_level().name; });
     m.def("gather", gather, "bases"_a, "pool_bytes"_a, "indices"_a, "stride_bytes"_a, "page_bytes"_a, "out"_a,
-          "threads"_a = 1);
+          "offsets"_a, "threads"_a = 1);
     m.def("scatter", scatter, "bases"_a, "pool_bytes"_a, "indices"_a, "stride_bytes"_a, "page_bytes"_a, "source"_a,
-          "threads"_a = 1);
+          "offsets"_a, "threads"_a = 1);
     m.def("copy", copy, "targets"_a, "sources"_a, "sizes"_a, "threads"_a = 1);
     m.def("copy_hashed", copy_hashed, "targets"_a, "sources"_a, "sizes"_a, "threads"_a = 1);
     m.def("checksum", checksum, "data"_a);

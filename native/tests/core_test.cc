@@ -71,7 +71,7 @@ void the_checksum_is_xxh3_128() {
 }
 
 void pages_go_out_and_back(const Level& level, std::size_t page_bytes, unsigned threads) {
-    const std::size_t count = std::max<std::size_t>(3, (3 << 20) / page_bytes / 2), stride = page_bytes + 24;
+    const std::size_t count = std::max<std::size_t>(4, (3 << 20) / page_bytes / 4 * 2), stride = page_bytes + 24;
     const Bytes first = random_bytes(count * stride), second = random_bytes(count * stride);
     std::vector<std::int64_t> indices(count);
     std::iota(indices.begin(), indices.end(), 0);
@@ -81,15 +81,20 @@ void pages_go_out_and_back(const Level& level, std::size_t page_bytes, unsigned 
         return kvcairn::Pages{{from, 2}, static_cast<std::int64_t>(count * stride), {indices.data(), count},
                               static_cast<std::int64_t>(stride), static_cast<std::int64_t>(page_bytes)};
     };
-    Bytes block(count * 2 * page_bytes + 1), back1(count * stride), back2(count * stride);
-    kvcairn::gather(sized(bases), {block.data() + 1, block.size() - 1}, threads, level);
+    // Two blocks, the first behind the second, with a byte between them.
+    const std::size_t half = count / 2 * 2 * page_bytes;
+    const std::int64_t offsets[] = {static_cast<std::int64_t>(half) + 1, 0};
+    Bytes block(2 * half + 2), back1(count * stride), back2(count * stride);
+    kvcairn::gather(sized(bases), {{block.data() + 1, 2 * half + 1}, {offsets, 2}}, threads, level);
     for (std::size_t i = 0; i < count; ++i) {
         const std::size_t at = static_cast<std::size_t>(indices[i]) * stride;
-        CHECK(std::memcmp(&block[1 + i * 2 * page_bytes], &first[at], page_bytes) == 0);
-        CHECK(std::memcmp(&block[1 + (i * 2 + 1) * page_bytes], &second[at], page_bytes) == 0);
+        const std::uint8_t* const row = &block[1 + (i < count / 2 ? half + 1 + i * 2 * page_bytes
+                                                                  : (i - count / 2) * 2 * page_bytes)];
+        CHECK(std::memcmp(row, &first[at], page_bytes) == 0);
+        CHECK(std::memcmp(row + page_bytes, &second[at], page_bytes) == 0);
     }
     const std::uint64_t targets[] = {address(back1.data()), address(back2.data())};
-    kvcairn::scatter(sized(targets), {block.data() + 1, block.size() - 1}, threads, level);
+    kvcairn::scatter(sized(targets), {{block.data() + 1, 2 * half + 1}, {offsets, 2}}, threads, level);
     for (std::size_t at = 0; at < count * stride; ++at) {
         const bool is_page = at % stride < page_bytes;
         CHECK(back1[at] == (is_page ? first[at] : 0) && back2[at] == (is_page ? second[at] : 0));
@@ -106,21 +111,24 @@ bool throws(Act act) {
     return false;
 }
 
-void a_bad_index_moves_nothing() {
+void a_bad_place_moves_nothing() {
     const Bytes pool = random_bytes(4096);
     Bytes block(2 * 100);
     const std::uint64_t base = address(pool.data());
-    for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{40}, INT64_MAX, INT64_MIN}) {
-        const std::int64_t indices[] = {0, bad};
+    const auto refuses = [&](std::int64_t index, std::int64_t offset) {
+        const std::int64_t indices[] = {0, index}, offsets[] = {100, offset};
         const kvcairn::Pages pages{{&base, 1}, 4096, {indices, 2}, 100, 100};
-        CHECK(throws<std::out_of_range>([&] { kvcairn::gather(pages, {block.data(), block.size()}, 1); }));
-        CHECK(throws<std::out_of_range>([&] { kvcairn::scatter(pages, {block.data(), block.size()}, 1); }));
-    }
+        return throws<std::out_of_range>([&] { kvcairn::gather(pages, {{block.data(), 200}, {offsets, 2}}, 1); }) &&
+               throws<std::out_of_range>([&] { kvcairn::scatter(pages, {{block.data(), 200}, {offsets, 2}}, 1); });
+    };
+    for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{40}, INT64_MAX, INT64_MIN}) CHECK(refuses(bad, 0));
+    for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{101}, INT64_MAX, INT64_MIN}) CHECK(refuses(1, bad));
     CHECK(block == Bytes(2 * 100));
-    const std::int64_t last[] = {39, 0};
+    const std::int64_t last[] = {39, 0}, offset = 0;
     const kvcairn::Pages pages{{&base, 1}, 4096, {last, 2}, 100, 100};
-    CHECK(throws<std::invalid_argument>([&] { kvcairn::gather(pages, {block.data(), block.size() - 1}, 1); }));
-    kvcairn::gather(pages, {block.data(), block.size()}, 1);
+    CHECK(throws<std::out_of_range>([&] { kvcairn::gather(pages, {{block.data(), 199}, {&offset, 1}}, 1); }));
+    CHECK(throws<std::invalid_argument>([&] { kvcairn::gather(pages, {{block.data(), 200}, {&offset, 0}}, 1); }));
+    kvcairn::gather(pages, {{block.data(), block.size()}, {&offset, 1}}, 1);
     CHECK(std::memcmp(block.data(), &pool[3900], 100) == 0);
 }
 
@@ -161,7 +169,7 @@ void callers_do_not_mix() {
 
 int main() {
     the_checksum_is_xxh3_128();
-    a_bad_index_moves_nothing();
+    a_bad_place_moves_nothing();
     for (const Level& level : kvcairn::levels()) {
         every_level_copies_at_any_alignment(level);
         every_level_has_the_same_checksum(level);

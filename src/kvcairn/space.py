@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcairn import requests as rq
-from kvcairn.buffers import Buffers, LoadInto, Regions, copy_bytes
+from kvcairn.buffers import Buffers, LoadInto, Regions
 from kvcairn.config import PrefetchOptions
 from kvcairn.errors import LayoutError
 from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
@@ -180,9 +180,7 @@ class Space:
         while True:
             seen = link.version()
             with self.reserve(chain, parent=parent) as slots:
-                for at, key in enumerate(slots.keys):
-                    self._fill(slots, at, views[key])
-                slots.commit()
+                slots.commit_blocks([views[key] for key in slots.keys])
             if slots.reason is None and not slots.in_flight:
                 break
             if not link.wait(lambda seen=seen: link.version() > seen + 1, until_s - link.now()):  # type: ignore[misc]
@@ -297,13 +295,6 @@ class Space:
             tokens = max(0, blocks) * self.descriptor.block_tokens
             return self._prefetch.base_s + self._prefetch.per_1024_tokens_s * tokens / 1024
         raise ValueError(f"unknown prefetch policy {policy!r}; there are best_effort, wait_complete, timeout")
-
-    def _fill(self, slots: Reservation, at: int, block: memoryview) -> None:
-        begin = 0
-        for group, nbytes in enumerate(self._frame.part_bytes):
-            if slots.offsets(group)[at] >= 0:
-                copy_bytes(block[begin : begin + nbytes], slots.part(at, group))
-            begin += nbytes
 
 
 def _chain(keys: Sequence[bytes], start: int, parent: Parent) -> tuple[list[bytes], int, bytes | None]:
