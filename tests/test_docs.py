@@ -413,6 +413,16 @@ def test_fixed_numbers() -> None:
     assert (promote.BATCH_BLOCKS, promote.BATCH_BYTES) == (writes.BATCH_BLOCKS, writes.BATCH_BYTES)
 
 
+def test_every_module_stands_in_the_house() -> None:
+    page, source = DOCS / "concepts" / "design.md", ROOT / "src" / "kvcairn"
+    text = page.read_text()
+    house = set(re.findall(r"`([\w/.]+)`", text.split("## The house")[1].split("### The index")[0]))
+    modules = {path.stem for path in source.glob("*.py")} - {"__init__"}
+    folders = {f"{path.name}/" for path in source.iterdir() if (path / "__init__.py").exists()}
+    assert modules | folders - {"adapters/"} <= house
+    assert {f"core/{path.name}" for path in (source / "core").glob("[a-z]*.py")} <= house
+
+
 # --- what is said not to be there is not
 
 

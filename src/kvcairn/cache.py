@@ -19,7 +19,7 @@ from kvcairn.layout import SpaceDescriptor
 from kvcairn.memory.lease import Frame, Lease, Reservation
 from kvcairn.space import Space
 from kvcairn.transfer.job import Job
-from kvcairn.types import BlockEvent, Hit, Stats
+from kvcairn.types import BlockEvent, Hit, MissReason, Stats
 
 logger = logging.getLogger(__name__)
 
@@ -295,12 +295,15 @@ def acquire_all(spaces: Sequence[Space], keys: Sequence[bytes], start: int = 0, 
         raise ValueError("acquire_all needs at least one space")
     link = spaces[0].frame.link
     until_s = link.now() + deadline_s
-    count = lookup_all(spaces, keys, start).blocks
+    hit = lookup_all(spaces, keys, start)
+    count = hit.blocks
     while True:
         wanted = list(keys)[: start + count]
         leases = [space.acquire(wanted, start, max(0.0, until_s - link.now())) for space in spaces]
         common = min(lease.count for lease in leases)
         if all(lease.count == common for lease in leases):
+            for lease in leases if common < len(keys) - start else []:
+                lease.reason = lease.reason or hit.reason or MissReason.UNKNOWN
             return leases
         for lease in leases:
             lease.release()

@@ -8,7 +8,6 @@ its unit (`capacity_bytes`).
 
 from __future__ import annotations
 
-import copy
 import os
 import shlex
 import tomllib
@@ -184,6 +183,15 @@ _LENIENT: Final[Mapping[type[msgspec.inspect.Type], type]] = {
 AnyStruct = TypeVar("AnyStruct", bound=Struct)
 
 
+def _as_read(value: Any) -> Any:
+    """Return a copy of a tree as a file would give it: a path becomes its text."""
+    if isinstance(value, Mapping):
+        return {key: _as_read(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_read(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def known_tier_types() -> dict[str, type[TierOptions]]:
     """Return the settings type of each built-in tier, and of each plug-in (its class attribute `options`)."""
     found = plugins.load(plugins.TIERS)
@@ -242,7 +250,7 @@ class ConfigReader:
         Raises:
             ConfigError: As `read`; paths begin with `tier`.
         """
-        tier = self._tier(table, "tier")
+        tier = self._tier(_as_read(table), "tier")
         self._check_tiers({"tier": tier})
         return tier
 
@@ -258,7 +266,7 @@ class ConfigReader:
     def _overlay(self, settings: object) -> dict[str, Any]:
         if not isinstance(settings, Mapping):
             self._fail("settings", "expected a table", settings)
-        root = copy.deepcopy(dict(settings))
+        root: dict[str, Any] = _as_read(settings)
         for variable, text in sorted(self._environment.items()):
             if variable.startswith(ENVIRONMENT_PREFIX):
                 parts = variable.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")

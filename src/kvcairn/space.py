@@ -13,7 +13,7 @@ from kvcairn.config import PrefetchOptions
 from kvcairn.errors import LayoutError
 from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
 from kvcairn.layout import SpaceDescriptor
-from kvcairn.memory.lease import Frame, Lease, Reservation, first_damaged
+from kvcairn.memory.lease import Frame, Lease, Reservation, first_damaged, quietly
 from kvcairn.transfer.job import FINAL, CopyJob, Job
 from kvcairn.types import Hints, Hit, MissReason, Parent, _Unknown
 
@@ -282,9 +282,14 @@ class Space:
             status: rq.JobStatus = link.call(rq.JobInfo(job))
             return status.state in FINAL or status.stalled
 
-        link.wait(is_over, max(0.0, until_s - link.now()))
-        leased: rq.Leased = link.call(rq.JobLease(job, None, MissReason.DEADLINE))
-        return leased
+        leased: rq.Leased | None = None
+        try:
+            link.wait(is_over, max(0.0, until_s - link.now()))
+            leased = link.call(rq.JobLease(job, None, MissReason.DEADLINE))
+            return leased
+        finally:
+            if leased is None:  # interrupted: nobody else would end the job
+                quietly(lambda: link.call(rq.JobClose(job)))
 
     def _prefetch_wait_s(self, policy: str, blocks: int) -> float | None:
         if policy == "best_effort":

@@ -150,7 +150,7 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         capacity_bytes: the bound; `used_bytes` never exceeds it.
-        used_bytes: slots given out, whatever their state, and what the tier keeps for its own books.
+        used_bytes: slots given out, whatever their state; a disk keeps up to 4 % of its capacity for its index besides.
         leased_bytes: slots that a lease, job or transfer holds.
         quarantined_bytes: slots that something may still touch, not to be given out.
         rounding_bytes: part of `used_bytes` that carries no payload.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvcairn.testing import Rig, Setup
+from kvcairn.testing.rig import Rig, Setup
 
 MakeRig = Callable[..., Rig]
 

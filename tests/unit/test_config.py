@@ -407,3 +407,11 @@ def test_schema_accepts_texts_where_a_unit_is_known() -> None:
     assert [form["type"] for form in capacity] == ["integer", "string"]
     assert schema["$defs"]["DiskTierOptions"]["additionalProperties"] is False
     assert b"x-unit" not in msgspec.json.encode(schema)
+
+
+def test_a_path_object_stands_for_its_text(tmp_path: Path) -> None:
+    def config(path: object) -> Config:
+        disk = {"type": "disk", "path": path, "capacity": "1 MiB"}
+        return Config.from_dict({"tiers": [{"type": "memory", "capacity": "1 MiB"}, disk]})
+
+    assert config(tmp_path) == config(str(tmp_path))

@@ -14,10 +14,11 @@ from kvcairn.core.level import Level, submit
 from kvcairn.core.promote import verified
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
+from kvcairn.core.walk import Levels
 from kvcairn.errors import TierError
 from kvcairn.index.arrays import Rows
 from kvcairn.requests import JobStatus, ReadInto, Region
-from kvcairn.tiers.base import BlockRef, Read
+from kvcairn.tiers.base import BlockRef, Outcome, Read
 from kvcairn.transfer.task import Task, TaskState
 from kvcairn.types import JobState, MissReason
 
@@ -47,9 +48,9 @@ class DirectRead:
     """The reads of one call. It has ended when no tier can touch the buffers any more."""
 
     space: SpaceInfo
-    levels: Any  # by block: number of the tier that it comes from, plus one
+    levels: Levels  # by block: number of the tier that it comes from, plus one
     ok: list[bool]
-    tasks: dict[int, Task] = field(default_factory=dict)  # those that may still touch the buffers
+    tasks: dict[int, tuple[Task, list[Part]]] = field(default_factory=dict)  # those that may still touch the buffers
 
 
 class DirectReads:
@@ -71,10 +72,8 @@ class DirectReads:
         read = DirectRead(space, np.max(usable, axis=0)[:count], [True] * count)
         self._next += 1
         self._open[self._next] = read
-        for number in np.unique(read.levels).tolist():
-            level = state.levels[number - 1]
-            chosen = np.flatnonzero(read.levels == number)
-            self._submit(read, level, self._parts(read, level, rows, chosen, request))
+        for level, parts in self._parts(read, rows, usable, request).items():
+            self._submit(read, level, parts)
         return self.status(self._next)
 
     def status(self, number: int) -> JobStatus:
@@ -92,19 +91,20 @@ class DirectReads:
     def cancel(self, number: int) -> None:
         """Take reads back that have not begun."""
         read = self._open.get(number)
-        for task in list(read.tasks.values()) if read else []:
-            if self._state.executor.cancel(task):
-                task.done(None, TierError(task.tier, "read", "cancelled"))
+        for task, parts in list(read.tasks.values()) if read else []:
+            if read is not None and self._state.executor.cancel(task):
+                self._end(read, task, parts, [TierError(task.tier, "read", "cancelled")] * len(parts))
 
-    def _parts(self, read: DirectRead, level: Level, rows: Rows, blocks: Rows, request: ReadInto) -> list[Part]:
-        parts = []
-        for block in blocks.tolist():
+    def _parts(self, read: DirectRead, rows: Rows, usable: list[Levels], request: ReadInto) -> dict[Level, list[Part]]:
+        """Say what is read from which tier."""
+        parts: dict[Level, list[Part]] = {}
+        for block in range(len(read.ok)):
             begin = 0
-            for group in range(len(read.space.groups)):
-                nbytes = read.space.part_bytes[group]
+            for group, nbytes in read.space.part_bytes.items():
+                level = self._state.levels[int(usable[group][block]) - 1]
                 regions = span(request.regions[block], begin, begin + nbytes)
                 out = memory_at(regions[0]) if len(regions) == 1 else memoryview(bytearray(nbytes))
-                parts.append(Part(block, group, int(rows[block]), level, regions, out))
+                parts.setdefault(level, []).append(Part(block, group, int(rows[block]), level, regions, out))
                 begin += nbytes
         return parts
 
@@ -141,28 +141,32 @@ class DirectReads:
             priority=READ_PRIORITY,
             timeout_s=level.timeout_s,
         )
-        read.tasks[id(task)] = task
+        read.tasks[id(task)] = task, parts
         submit(level, self._state.executor, task)
 
     def _done(
         self, read: DirectRead, task: Task, level: Level, parts: list[Part], outcomes: Any, error: TierError | None
     ) -> None:
         with self._state.changed:
-            level.tasks -= 1
-            if task.state is not TaskState.GIVEN_UP:
-                read.tasks.pop(id(task), None)
             if error is None and (not isinstance(outcomes, list) or len(outcomes) != len(parts)):
                 error = TierError(level.name, "read", "the tier returned no outcome for each block")
             results = [error] * len(parts) if error is not None else outcomes
             level.note(next((o for o in results if isinstance(o, TierError)), None), self._state.now())
-            for part, outcome in zip(parts, results, strict=True):
-                one = np.array([part.row], dtype=np.intp)
-                level.residency.let_go(part.group, one)
-                if outcome is not None:
-                    read.ok[part.block] = False
-                    if isinstance(outcome, MissReason):
-                        self._drops.copies(level, read.space, part.group, one, outcome)
+            self._end(read, task, parts, results)
             self._state.notify()
+
+    def _end(self, read: DirectRead, task: Task, parts: list[Part], outcomes: list[Outcome]) -> None:
+        """A task has its outcomes; the buffers are free unless it was given up and its call still runs."""
+        if task.state is not TaskState.GIVEN_UP:
+            read.tasks.pop(id(task), None)
+        parts[0].level.tasks -= 1
+        for part, outcome in zip(parts, outcomes, strict=True):
+            one = np.array([part.row], dtype=np.intp)
+            part.level.residency.let_go(part.group, one)
+            if outcome is not None:
+                read.ok[part.block] = False
+                if isinstance(outcome, MissReason):
+                    self._drops.copies(part.level, read.space, part.group, one, outcome)
 
 
 def span(regions: list[Region], begin: int, end: int) -> list[Region]:

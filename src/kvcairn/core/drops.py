@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvcairn.core.hints import Pins
@@ -16,6 +17,7 @@ from kvcairn.transfer.task import Task
 from kvcairn.types import MissReason
 
 DELETE_PRIORITY = 200  # behind reads and writes
+RETIRE_PRIORITY = 50  # before writes, which may need the space
 
 
 class Drops:
@@ -64,13 +66,21 @@ class Drops:
         if tier is None or not deletes:
             return
 
+        self._submit(level, "delete", lambda: tier.delete(deletes), DELETE_PRIORITY)
+
+    def retire(self, level: Level) -> None:
+        """Have a tier give up the space of segments that were given up in the index."""
+        tier, allocator = level.tier, level.residency.allocator
+        if tier is not None and allocator.retired:
+            retired, allocator.retired = allocator.retired, []
+            self._submit(level, "retire", lambda: tier.retire(retired), RETIRE_PRIORITY)
+
+    def _submit(self, level: Level, op: str, run: Callable[[], None], priority: int) -> None:
         def done(_: Any, error: TierError | None) -> None:
             with self._state.changed:
                 level.tasks -= 1
-                level.note(error, self._state.now())
+                if error is not None:  # that it worked says nothing about reads and writes
+                    level.note(error, self._state.now())
                 self._state.notify()
 
-        task = Task(
-            level.name, "delete", lambda: tier.delete(deletes), done, lambda: None, DELETE_PRIORITY, level.timeout_s
-        )
-        submit(level, self._state.executor, task)
+        submit(level, self._state.executor, Task(level.name, op, run, done, lambda: None, priority, level.timeout_s))

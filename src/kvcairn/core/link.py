@@ -14,10 +14,11 @@ from kvcairn.config import ConfigReader
 from kvcairn.core.core import Core
 from kvcairn.core.open import add_tier, close_core
 from kvcairn.errors import ClosedError, ConfigError, TierError
-from kvcairn.requests import AddTier, AnyReply, AnyRequest, DetachTier, Events, Value
+from kvcairn.requests import AddTier, AnyReply, AnyRequest, DetachTier, Events, ReadCancel, ReadStatus, Value
 from kvcairn.transfer.task import Task
 from kvcairn.types import Completion
 
+_AFTER_CLOSE = (Events, ReadStatus, ReadCancel)  # events are read to the end; buffers are waited for
 _LANE = "client"  # transfer threads that work for callers, not for a tier
 
 
@@ -40,7 +41,7 @@ class Direct:
 
     def call(self, request: Any) -> Any:
         """Handle one request."""
-        if not isinstance(request, Events) or self._is_fork:  # events may be read to the end after close
+        if self._is_fork or not isinstance(request, _AFTER_CLOSE):
             self._must_be_open()
         if isinstance(request, AddTier | DetachTier):
             return self._change_tiers(request)
@@ -48,7 +49,8 @@ class Direct:
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait for `done()`."""
-        self._must_be_open()
+        if self._is_fork:
+            self._must_be_open()
         return self.core.state.executor.pause(self.core.state.changed, done, timeout_s)
 
     def run(self, work: Callable[[], None], failed: Callable[[str], None]) -> None:

@@ -51,6 +51,7 @@ class Job:
     state: JobState = JobState.QUEUED
     reason: MissReason | None = None
     is_stalled: bool = False
+    is_late: bool = False
     announced: bool = False
     promotions: list[Promotion] = field(default_factory=list)
 
@@ -113,21 +114,23 @@ class Loads:
 
     def lease(self, job: Job, count: int | None, late: MissReason) -> Leased:
         """End a job and return a lease of what it brought, at most `count` blocks; `late` is why it waits no more."""
-        have = job.ready if count is None else min(job.ready, count)
+        ready = job.ready
+        have = ready if count is None else min(ready, count)
         why = job.reason
-        if have < job.limit:
-            why = MissReason.NO_ROOM if job.is_stalled else late
+        if have < ready:
+            why = None  # the caller wants no more
+        elif ready < job.limit:
+            why = MissReason.NO_ROOM if job.is_stalled else MissReason.DEADLINE if job.is_late else late
         space, keys, rows = job.hold.space, job.hold.keys, job.walk.rows
         leased = self._leases.make(space, keys, rows, have, why, exempt=job.hold)
         self._leases.count(leased, job.asked, job.walk.levels[: leased.count])
         self.close(job.hold.number)
         return leased
 
-    def cancel(self, number: int, reason: MissReason | None = None) -> None:
+    def cancel(self, number: int) -> None:
         """Ask for nothing more. Reads that run are let finish; their blocks stay in memory, unheld."""
         job = self._jobs.get(number)
         if job is not None and job.state not in FINAL:
-            job.reason = reason or job.reason
             self._end(job, JobState.CANCELLED)
             self._promotions.cancel(job.promotions)
 
@@ -155,7 +158,8 @@ class Loads:
         """Stop jobs past their deadline, close those that nobody took over; return when to look again."""
         late = [j for j in self._jobs.values() if j.deadline_s <= now_s and j.state not in FINAL]
         for job in late:
-            self.cancel(job.hold.number, MissReason.DEADLINE)
+            job.is_late = True
+            self.cancel(job.hold.number)
         over = [j for j in self._jobs.values() if j.expires_s <= now_s]
         for job in over:
             job.hold.shares = 1

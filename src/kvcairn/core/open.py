@@ -25,7 +25,7 @@ from kvcairn.memory.arena import Arena
 from kvcairn.memory.slots import PAGE_BYTES, Addresses, SlotAllocator
 from kvcairn.policy import eviction
 from kvcairn.tiers import registry
-from kvcairn.tiers.base import BlockRef, Delete, Stored, Tier, TierContext
+from kvcairn.tiers.base import BlockRef, Delete, Slot, Stored, Tier, TierContext
 from kvcairn.transfer.executor import Executor, ThreadExecutor
 from kvcairn.transfer.task import Task
 
@@ -100,6 +100,7 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
             left = restore(core.state, level, stored)
             core.attach(level)
             core.drops.delete(level, left)
+            core.drops.retire(level)
         on_failure.pop_all()
 
 
@@ -138,6 +139,8 @@ def restore(state: State, level: Level, stored: Iterable[Stored]) -> list[Delete
             by_space.setdefault(item.block.space_id, []).append((item, address))
     for space_id, items in by_space.items():
         _restore_space(state, level, space_id, items)
+    gone = {item.slot.segment for item in left if isinstance(item.slot, Slot)}
+    residency.allocator.retired += sorted(gone - set(residency.allocator.segments))
     if left:
         logger.warning("tier %r: %d blocks of an earlier run do not fit and are dropped", level.name, len(left))
     return left
@@ -156,14 +159,15 @@ def _restore_space(state: State, level: Level, space_id: bytes, items: list[tupl
         residency.restore(group, rows, addresses)
         checksums = np.frombuffer(b"".join(item.checksum for item, _ in mine), dtype=np.uint8)
         residency.of(group).checksum[rows] = checksums.reshape(-1, 16)
-    residency.policy.add(tree.leaves_last(tree.find(space.rows, keys)), state.now())
+    generations = {item.block.key: item.slot.generation for item, _ in reversed(items)}
+    rows = tree.find(space.rows, keys)
+    residency.policy.add(tree.by_recency(rows, [generations[key] for key in keys]), state.now())
 
 
 def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
     given: dict[str, Any] = {name: getattr(options, name) for name in options.__struct_fields__}
-    overhead = tier.overhead_bytes
     try:
-        allocator = SlotAllocator(given["capacity_bytes"] - overhead, tier.region_bytes)
+        allocator = SlotAllocator(given["capacity_bytes"] - tier.overhead_bytes, tier.region_bytes)
     except ValueError as error:
         raise ConfigError(f"{path}.capacity", str(error), given["capacity_bytes"]) from error
     policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")
@@ -176,7 +180,6 @@ def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
         write_policy=given.get("write_policy", "through"),
         timeout_s=given.get("deadline_s", 5.0),
         capacity_bytes=given["capacity_bytes"],
-        overhead_bytes=overhead,
     )
     for space in state.spaces:
         for group in space.part_bytes:

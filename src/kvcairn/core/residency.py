@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.ma  # np.unique loads it at its first call otherwise: some 10 ms in the middle of a store
 
 from kvcairn.core.events import Readers
 from kvcairn.core.spaces import SpaceInfo

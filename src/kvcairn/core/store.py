@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcairn.core.drops import Drops
 from kvcairn.core.holds import Hold
@@ -16,6 +17,9 @@ from kvcairn.index.tree import ROOT, UNKNOWN_PARENT
 from kvcairn.memory.slots import PAGE_BYTES, Addresses
 from kvcairn.requests import Commit, Reserve, Reserved
 from kvcairn.types import CopyState, MissReason
+
+Flags = npt.NDArray[np.bool_]
+NO_SLOTS: Addresses = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -40,6 +44,8 @@ class Store:
         state = self._state
         space = state.spaces[request.space]
         keys = request.keys
+        if len(set(keys)) < len(keys):
+            raise ValueError("a key stands twice in one call")
         self._drops.expired(space, keys)
         rows = state.tree.find(space.rows, keys)
         above = keys[request.start - 1] if request.start else request.parent
@@ -49,13 +55,12 @@ class Store:
         self._pin_ready(hold, rows if request.start else np.concatenate([parent, rows]))
         wanted = rows[request.start :]
         absent = [self._absent(space, group, wanted, request.parts) for group in range(len(space.groups))]
-        taken = [self._take(space, group, flags) for group, flags in enumerate(absent)]
-        limit = self._limit(absent, taken)
-        blocks = np.flatnonzero(np.any(absent, axis=0)[:limit]) if wanted.size else NO_ROWS
+        taken, limit = self._take(space, absent)
+        blocks = np.flatnonzero(np.any(absent, axis=0)[:limit])
         in_flight = self._in_flight(space, wanted)
-        parts = self._claim(request, space, keys, absent, taken, blocks) if blocks.size else []
+        linked = self._link(request, space, wanted, int(blocks[-1]) + 1 if blocks.size else 0)
+        parts = [self._claim(space, g, linked, absent[g][:limit], blocks, slots) for g, slots in enumerate(taken)]
         if not blocks.size:
-            self._give_back(taken, [0] * len(taken))
             state.ledger.unpin(hold)
         self._parts[hold.number] = ((blocks + request.start).tolist(), parts)
         return self._reply(hold, in_flight, None if limit >= wanted.size else MissReason.NO_ROOM, request.start)
@@ -113,9 +118,7 @@ class Store:
             ready = known[memory.of(group).state[known] == READY]
             self._state.ledger.pin(hold, memory, group, ready)
 
-    def _absent(
-        self, space: SpaceInfo, group: int, wanted: Rows, parts: list[list[int]] | None
-    ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _absent(self, space: SpaceInfo, group: int, wanted: Rows, parts: list[list[int]] | None) -> Flags:
         """Which of the wanted blocks have no copy of this group in memory, in any state."""
         flags = self._state.memory.residency.of(group).state[wanted] == 0
         if parts is not None:
@@ -130,42 +133,52 @@ class Store:
         in_flight: list[int] = flags.nonzero()[0].tolist()
         return in_flight
 
-    def _take(self, space: SpaceInfo, group: int, absent: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Addresses:
+    def _take(self, space: SpaceInfo, absent: list[Flags]) -> tuple[list[Addresses], int]:
+        """Take slots for the leading blocks, as many as get all they want; return them and the number of blocks.
+
+        Groups take turns over runs of blocks, so that the first one does not leave nothing for the others.
+        """
+        groups, total = range(len(absent)), absent[0].size
+        taken: list[list[Addresses]] = [[] for _ in groups]
+        done, step = 0, total
+        while done < total and step:
+            wants = [int(flags[done : done + step].sum()) for flags in absent]
+            run = [self._take_group(space, group, wants[group]) for group in groups]
+            if len(absent) == 1:
+                short = np.flatnonzero(absent[0])[run[0].size :]
+                return run, int(short[0]) if short.size else total
+            if any(slots.size < want for slots, want in zip(run, wants, strict=True)):
+                for slots in run:
+                    self._state.memory.residency.allocator.give(slots)
+                step //= 2
+                continue
+            for group in groups:
+                taken[group].append(run[group])
+            done += step
+            step = min(step, total - done)
+        return [np.concatenate(slots) if slots else NO_SLOTS for slots in taken], done
+
+    def _take_group(self, space: SpaceInfo, group: int, count: int) -> Addresses:
         memory = self._state.memory
-        count, slot_bytes = int(absent.sum()), memory.residency.slot_bytes(space, group)
         if count == 0:
-            return np.empty(0, dtype=np.int32)
+            return NO_SLOTS
+        slot_bytes = memory.residency.slot_bytes(space, group)
         room = memory.room(self._state.spaces).make(slot_bytes, count)
         return memory.residency.allocator.take(slot_bytes, min(room, count))
 
-    def _limit(self, absent: list[np.ndarray[tuple[int], np.dtype[np.bool_]]], taken: list[Addresses]) -> int:
-        """Return how many leading blocks have all the slots they want."""
-        limit = absent[0].size
-        for flags, addresses in zip(absent, taken, strict=True):
-            short = np.flatnonzero(flags)[addresses.size :]
-            limit = min(limit, int(short[0])) if short.size else limit
-        return limit
+    def _link(self, request: Reserve, space: SpaceInfo, wanted: Rows, reserved: int) -> Rows:
+        """Make rows for the first `reserved` blocks wanted; link them, and known ones right behind; return them."""
+        behind = np.flatnonzero(wanted[reserved:] < 0)
+        last = reserved + (int(behind[0]) if behind.size else wanted.size - reserved)
+        chain = request.keys[request.start : request.start + last]
+        parent = self._parent_row(space, request, request.keys) if reserved else UNKNOWN_PARENT
+        return self._state.tree.ensure(space.rows, chain, parent)
 
-    def _claim(
-        self,
-        request: Reserve,
-        space: SpaceInfo,
-        keys: list[bytes],
-        absent: list[np.ndarray[tuple[int], np.dtype[np.bool_]]],
-        taken: list[Addresses],
-        blocks: Rows,
-    ) -> list[Part]:
-        last = request.start + int(blocks[-1]) + 1
-        rows = self._state.tree.ensure(space.rows, keys[request.start : last], self._parent_row(space, request, keys))
-        parts, used = [], []
-        for group, (flags, addresses) in enumerate(zip(absent, taken, strict=True)):
-            chosen = np.flatnonzero(flags[: rows.size])
-            mine = addresses[: chosen.size]
-            self._state.memory.residency.claim(space, group, rows[chosen], mine, CopyState.RESERVED)
-            parts.append(Part(np.searchsorted(blocks, chosen), rows[chosen], mine))
-            used.append(chosen.size)
-        self._give_back(taken, used)
-        return parts
+    def _claim(self, space: SpaceInfo, group: int, rows: Rows, absent: Flags, blocks: Rows, slots: Addresses) -> Part:
+        """Give the slots to the absent copies of one group."""
+        chosen = np.flatnonzero(absent)
+        self._state.memory.residency.claim(space, group, rows[chosen], slots, CopyState.RESERVED)
+        return Part(np.searchsorted(blocks, chosen), rows[chosen], slots)
 
     def _parent_row(self, space: SpaceInfo, request: Reserve, keys: list[bytes]) -> int:
         """Return the row before the first block wanted, made if the block is not known."""
@@ -173,11 +186,6 @@ class Store:
         if not above:
             return ROOT if above is None else UNKNOWN_PARENT
         return int(self._state.tree.ensure(space.rows, [above], UNKNOWN_PARENT)[0])
-
-    def _give_back(self, taken: list[Addresses], used: list[int]) -> None:
-        for addresses, count in zip(taken, used, strict=True):
-            if addresses.size > count:
-                self._state.memory.residency.allocator.give(addresses[count:])
 
     def _reply(self, hold: Hold, in_flight: list[int], reason: MissReason | None, start: int) -> Reserved:
         blocks, parts = self._parts[hold.number]

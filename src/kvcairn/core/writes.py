@@ -7,7 +7,7 @@ tier never holds up a store. Nothing is retried from the queue: a block is asked
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ class Batch:
     nbytes: int
     hung: HungCall
     task: Task | None = None
+    retired: list[int] = field(default_factory=list)  # segments whose space is given back before the write
 
 
 class WritesDown:
@@ -61,9 +62,11 @@ class WritesDown:
         """Write to that tier."""
         self._state, self._level, self._drops = state, level, drops
         self._queue: deque[tuple[int, int]] = deque()  # row, serial
-        self._queued: set[int] = set()
+        self._queued: set[tuple[int, int]] = set()
         self._not_before: dict[tuple[int, int], float] = {}  # (row, serial) of blocks whose write failed
+        self._leaving: set[tuple[int, int]] = set()  # asked for while a forgotten copy was still on its way out
         self._tasks = self._in_flight_bytes = 0
+        self._is_retiring = False  # a batch is giving space back, which others must not count on before it is done
 
     @property
     def is_idle(self) -> bool:
@@ -79,12 +82,16 @@ class WritesDown:
             above = [r for r in self._state.tree.ancestors(int(lacking[0])) if self._lacks(np.array([r]))[0]]
             for row in (*reversed(above), *lacking.tolist()):
                 self._enqueue(row)
+        self._leaving.update(
+            (row, int(self._state.tree.nodes.serial[row])) for row in rows[self._leaves(rows)].tolist()
+        )
+        self._ask_again()
         self.pump()
 
     def pump(self) -> None:
         """Start writes while there is something to write and a thread to do it."""
         limit = max(self._state.memory.residency.allocator.capacity_bytes // 2, 1)
-        while self._queue and self._tasks < MOST_TASKS and self._in_flight_bytes < limit:
+        while self._queue and self._tasks < MOST_TASKS and self._in_flight_bytes < limit and not self._is_retiring:
             if self._level.breaker.is_open(self._state.now()):
                 self._drop_all(MissReason.TIER_DOWN.value)
                 return
@@ -103,12 +110,32 @@ class WritesDown:
             lacks |= (copies.state[rows] == READY) & (self._level.residency.of(group).state[rows] == ABSENT)
         return lacks
 
+    def _leaves(self, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which rows memory has while this tier's copy was forgotten and is not gone yet."""
+        leaves = np.zeros(rows.size, dtype=np.bool_)
+        for group, copies in enumerate(self._state.memory.residency.copies):
+            leaves |= (copies.state[rows] == READY) & (self._level.residency.of(group).state[rows] == EVICTING)
+        return leaves
+
+    def _ask_again(self) -> None:
+        """Queue what was asked for too early. What still cannot be written when all writes have ended is given up."""
+        leaving, self._leaving = self._leaving, set()
+        for row, serial in leaving:
+            if int(self._state.tree.nodes.serial[row]) != serial:
+                continue
+            if not self._leaves(np.array([row]))[0]:
+                self._enqueue(row)
+            elif self._tasks:
+                self._leaving.add((row, serial))
+            else:
+                self._dropped("held", row)
+
     def _enqueue(self, row: int) -> None:
         serial = int(self._state.tree.nodes.serial[row])
-        if row in self._queued or self._not_before.get((row, serial), 0.0) > self._state.now():
+        if (row, serial) in self._queued or self._not_before.get((row, serial), 0.0) > self._state.now():
             return
         self._not_before.pop((row, serial), None)
-        self._queued.add(row)
+        self._queued.add((row, serial))
         self._queue.append((row, serial))
 
     def _next_batch(self, most_bytes: int) -> Batch:
@@ -116,7 +143,7 @@ class WritesDown:
         batch = Batch([], 0, HungCall(self._state))
         while self._queue and len(batch.items) < BATCH_BLOCKS and batch.nbytes < min(BATCH_BYTES, most_bytes):
             row, serial = self._queue.popleft()
-            self._queued.discard(row)
+            self._queued.discard((row, serial))
             if int(self._state.tree.nodes.serial[row]) != serial:
                 self._dropped("back_pressure", None)
                 continue
@@ -142,8 +169,10 @@ class WritesDown:
         return any(copies.state[row] != ABSENT for copies in self._level.residency.copies)
 
     def _parent_is_there(self, row: int) -> bool:
+        """Whether the block is of use there: with its parent, unless no layer group needs a whole prefix."""
         parent = int(self._state.tree.nodes.parent[row])
-        return parent < 0 or self._is_here(parent)
+        space = self._state.spaces[int(self._state.tree.nodes.space[row])]
+        return parent < 0 or self._is_here(parent) or not any(space.is_full(group) for group in space.part_bytes)
 
     def _claim(self, row: int, batch: Batch) -> None:
         """Give a row slots on the tier, and add its copies to the batch."""
@@ -193,11 +222,12 @@ class WritesDown:
     def _submit(self, batch: Batch) -> None:
         tier = self._level.tier
         assert tier is not None
-        retired, self._level.residency.allocator.retired = self._level.residency.allocator.retired, []
+        allocator = self._level.residency.allocator
+        batch.retired, allocator.retired = allocator.retired, []
 
         def run() -> tuple[list[bytes], Any]:
-            if retired:
-                tier.retire(retired)
+            if batch.retired:  # first: the batch needs their space
+                tier.retire(batch.retired)
             writes = [with_checksum(item.write) for item in batch.items]
             return [w.checksum for w in writes], tier.write(writes)
 
@@ -211,6 +241,7 @@ class WritesDown:
             timeout_s=self._level.timeout_s,
         )
         self._tasks += 1
+        self._is_retiring = bool(batch.retired)
         self._in_flight_bytes += batch.nbytes
         submit(self._level, self._state.executor, batch.task)
 
@@ -220,6 +251,10 @@ class WritesDown:
             self._level.tasks -= 1
             self._tasks -= 1
             self._in_flight_bytes -= batch.nbytes
+            if batch.retired:
+                self._is_retiring = False
+                if error is not None:
+                    self._level.residency.allocator.retired += batch.retired
             checksums, outcomes = value if error is None else ([], [error] * len(batch.items))
             if error is None and (not isinstance(outcomes, list) or len(outcomes) != len(batch.items)):
                 error = TierError(self._level.name, "write", "the tier returned no outcome for each block")
@@ -232,6 +267,7 @@ class WritesDown:
                 self._leave(batch)
             else:
                 self._finish(batch, outcomes)
+            self._ask_again()
             self.pump()
             self._state.notify()
 
@@ -245,9 +281,9 @@ class WritesDown:
             if outcome is None and is_wanted:
                 residency.publish(item.group, one, self._state.now())
             else:
-                if outcome is None:
+                if not isinstance(outcome, TierFull):  # also where it failed: it may be there all the same
                     unwanted.append(Delete(item.write.block, item.write.slot))
-                else:
+                if outcome is not None:
                     self._dropped("tier_full" if isinstance(outcome, TierFull) else "tier_error", item.row)
                 residency.drop(item.group, one, MissReason.NOT_WRITTEN)
                 residency.let_go(item.group, one)

@@ -106,9 +106,12 @@ class Tree:
             if self.nodes.parent[row] == UNKNOWN_PARENT:
                 self._attach(row, parent_row)
 
-    def leaves_last(self, rows: Rows) -> Rows:
-        """Return the rows so that each comes behind its parent; otherwise in the order given."""
-        depth: dict[int, int] = {-1: 0, UNKNOWN_PARENT: 0}
+    def by_recency(self, rows: Rows, used: Sequence[int]) -> Rows:
+        """Return rows in the order in which a policy takes them up: the most recent first, each behind its parent.
+
+        `used` says when each was used, on any scale; a row counts as used when anything below it was.
+        """
+        depth: dict[int, int] = {ROOT: 0, UNKNOWN_PARENT: 0}
         parent = self.nodes.parent
         for row in rows.tolist():
             path = []
@@ -117,7 +120,12 @@ class Tree:
                 row = int(parent[row])
             for below, at in enumerate(reversed(path), start=depth[row] + 1):
                 depth[at] = below
-        return rows[np.argsort([depth[row] for row in rows.tolist()], kind="stable")]
+        latest = dict(zip(rows.tolist(), used, strict=True))
+        for row in sorted(latest, key=lambda r: -depth[r]):
+            above = int(parent[row])
+            if above in latest:
+                latest[above] = max(latest[above], latest[row])
+        return np.array(sorted(latest, key=lambda r: (-latest[r], depth[r])), dtype=np.intp)
 
     def key(self, row: int) -> bytes:
         """Return the key of a row."""

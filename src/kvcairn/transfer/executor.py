@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -149,7 +150,7 @@ class Lane:
     def expire(self, now_s: float) -> tuple[list[Task], float]:
         """Give up calls past their deadline, and what waits while every thread hangs; say when to look again."""
         with self.changed:
-            expired = [t for t in self.running if t.deadline_s <= now_s]
+            expired = [t for t in self.running if t.state is TaskState.RUNNING and t.deadline_s <= now_s]
             for task in expired:
                 task.state = TaskState.GIVEN_UP
                 self.running.discard(task)
@@ -175,17 +176,19 @@ class Lane:
             return left
 
     def join(self) -> None:
-        """Wait for running tasks, as long as their deadlines let them run."""
+        """Wait for running tasks, as long as their deadlines let them run; not for those that have none."""
         with self.changed:
-            while self.workers > self.lost:
+            while any(math.isfinite(task.deadline_s) for task in self.running):
                 self.changed.wait(_HEARTBEAT_S)
 
     def _staff(self) -> None:
-        """Start a thread if there is more work than idle threads; lost ones are replaced, up to the same number."""
-        if self.is_closed or self.idle or not self.queue:
-            return
-        if self.workers - self.lost < self.threads and self.workers < self._most_workers:
+        """Start threads while there is more work than idle ones; lost ones are replaced, up to the same number."""
+        starting = 0
+        while not self.is_closed and len(self.queue) > self.idle + starting:
+            if self.workers - self.lost >= self.threads or self.workers >= self._most_workers:
+                return
             self.workers += 1
+            starting += 1
             threading.Thread(target=self._work, name=f"kvcairn-{self.tier}", daemon=True).start()
 
     def _next(self) -> Task | None:
@@ -217,13 +220,15 @@ class Lane:
                 is_late = task.state is TaskState.GIVEN_UP
                 if not is_late:
                     task.state = TaskState.DONE
-                    self.running.discard(task)
                 else:
                     self.lost -= 1
             if is_late:
                 task.late()
             else:
                 task.done(value, error)
+                with self.changed:
+                    self.running.discard(task)
+                    self.changed.notify_all()
             del task, value, error  # an idle thread keeps no buffer alive
 
 
@@ -273,7 +278,7 @@ class ThreadExecutor:
                 left = None if deadline_s is None else deadline_s - self.clock.now()
                 if left is not None and left <= 0:
                     return False
-                changed.wait(left)
+                changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
         return True
 
     def when(self, event: Completion, then: Callable[[], None]) -> None:
@@ -312,7 +317,7 @@ class ThreadExecutor:
                 next_s = min(next_s, look_again_s)
                 for task in expired:
                     task.done(None, TierTimeout(task.tier, task.op, f"no answer within {task.timeout_s:g} s"))
-            if is_closed and all(lane.workers <= lane.lost for lane in lanes):
+            if is_closed and not any(math.isfinite(task.deadline_s) for lane in lanes for task in lane.running):
                 return
             self._watched.poll()
             due_s = None if is_closed else _tick(tick, now)
@@ -373,7 +378,8 @@ class InlineExecutor:
         """Step until `done()`, or until nothing is left to run and the time has passed."""
         while not done():
             if not self.step():
-                self.clock.advance(timeout_s or 0.0)
+                if timeout_s is not None and math.isfinite(timeout_s):
+                    self.clock.advance(timeout_s)
                 self.wake()
                 return done()
         return True

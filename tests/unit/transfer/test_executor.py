@@ -210,7 +210,6 @@ class TestThreads:
         calls[0].gate.set()
         assert third.ended.wait(LONG_S)
 
-    @pytest.mark.xfail(reason="a thread that was notified still counts as idle")
     def test_two_tasks_wake_two_threads(self, executor: ThreadExecutor, calls: list[Call]) -> None:
         warm = open_call()
         executor.submit(warm.task)
@@ -348,7 +347,6 @@ class TestThreads:
         assert not executor.pause(changed, lambda: False, -1.0)
         assert executor.pause(changed, lambda: True, 0.0)
 
-    @pytest.mark.xfail(reason="a condition takes no infinite timeout")
     @pytest.mark.parametrize("timeout_s", [float("inf"), 1e12])
     def test_a_wait_may_be_as_long_as_it_likes(self, executor: ThreadExecutor, timeout_s: float) -> None:
         changed, answers = threading.Condition(), iter([False, False, True])

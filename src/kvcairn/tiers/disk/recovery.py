@@ -22,8 +22,8 @@ def recover(folder: Folder, segments: Segments, synchronous: str) -> Index:
     """
     try:
         index = _opened(folder, segments, synchronous)
-    except sqlite3.Error as error:
-        if not is_damage(error):
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite's that quotes damaged bytes
+        if isinstance(error, sqlite3.Error) and not is_damage(error):
             raise
         folder.set_aside(str(error))
         index = _opened(folder, segments, synchronous)
@@ -36,7 +36,7 @@ def _opened(folder: Folder, segments: Segments, synchronous: str) -> Index:
     index = folder.open_index(synchronous)
     try:
         _settle(index, segments)
-    except (sqlite3.Error, OSError):
+    except (sqlite3.Error, UnicodeDecodeError, OSError):
         index.close()
         raise
     return index
