@@ -32,8 +32,11 @@ try:
 except ImportError:
     from kvcairn._fallback import checksum, copy, copy_hashed, gather, instruction_set, scatter
 
+Moves = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]
+
 __all__ = [
     "IS_NATIVE",
+    "Moves",
     "THREADS",
     "address_of",
     "checksum",
@@ -60,9 +63,7 @@ def address_of(data: Buffer) -> int:
     return int(_array(data).ctypes.data)
 
 
-def moves(
-    pieces: Sequence[tuple[int, int, int]],
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+def moves(pieces: Sequence[tuple[int, int, int]]) -> Moves:
     """Return (target, source, nbytes) of some pieces as `copy` takes them: targets, sources, sizes."""
     targets, sources, sizes = zip(*pieces, strict=True) if pieces else ((), (), ())
     return np.array(targets, np.uint64), np.array(sources, np.uint64), np.array(sizes, np.int64)
