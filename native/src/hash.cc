@@ -16,8 +16,10 @@ void KVCAIRN_HASH_NAME(std::uint8_t* to, const std::uint8_t* from, std::size_t n
                        std::uint8_t* digest) {
     XXH_ALIGN(64) XXH3_state_t state;
     XXH3_128bits_reset(&state);
-    for (std::size_t at = 0; at < n; at += piece_bytes) {
-        const std::size_t size = n - at < piece_bytes ? n - at : piece_bytes;
+    // The first piece is a little shorter, so that the others begin with a whole line of the target.
+    std::size_t size = piece_bytes - reinterpret_cast<std::uintptr_t>(to) % 64;
+    for (std::size_t at = 0; at < n; at += size, size = piece_bytes) {
+        if (size > n - at) size = n - at;
         XXH3_128bits_update(&state, from + at, size);
         if (to != nullptr) copy(to + at, from + at, size, from + at + size);
     }
