@@ -49,6 +49,8 @@ class Cache:
         Raises:
             ConfigError: a tier cannot be opened as the settings say; nothing is left open.
         """
+        if not isinstance(config, Config):
+            raise TypeError(f"expected kvcairn.Config, as from Config.from_dict, got {type(config).__name__}")
         with cls._opening:
             known = cls._opened.get(config)
             if known is not None and known.join():
@@ -72,6 +74,9 @@ class Cache:
         Raises:
             LayoutError: its blocks are larger than the memory tier can hold.
         """
+        if not isinstance(descriptor, SpaceDescriptor):
+            raise TypeError(f"expected kvcairn.SpaceDescriptor, got {type(descriptor).__name__}")
+        self._link.check_open()
         with self._guard:
             space = self._spaces.get(descriptor.space_id)
             if space is None:
@@ -180,7 +185,12 @@ class Cache:
         self._link.close()
 
     def __enter__(self) -> Self:
-        """Return the cache."""
+        """Return the cache.
+
+        Raises:
+            ClosedError: it is closed.
+        """
+        self._link.check_open()
         return self
 
     def __exit__(

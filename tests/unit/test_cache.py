@@ -222,7 +222,6 @@ class TestRanks:
             lease.release()
         assert_idle(rig)
 
-    @pytest.mark.xfail(reason="it says nothing")
     def test_a_lease_for_all_says_why_it_is_short(self, rig: Rig) -> None:
         spaces = self.spaces(rig, 2)
         keys = chain(spaces[0], 3)

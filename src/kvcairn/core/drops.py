@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvcairn.core.hints import Pins
@@ -17,7 +17,7 @@ from kvcairn.transfer.task import Task
 from kvcairn.types import MissReason
 
 DELETE_PRIORITY = 200  # behind reads and writes
-RETIRE_PRIORITY = 50  # before writes, which may need the space
+MOST_DELETES = 1024  # of one task, so that each ends well before the tier's deadline
 
 
 class Drops:
@@ -66,16 +66,6 @@ class Drops:
         if tier is None or not deletes:
             return
 
-        self._submit(level, "delete", lambda: tier.delete(deletes), DELETE_PRIORITY)
-
-    def retire(self, level: Level) -> None:
-        """Have a tier give up the space of segments that were given up in the index."""
-        tier, allocator = level.tier, level.residency.allocator
-        if tier is not None and allocator.retired:
-            retired, allocator.retired = allocator.retired, []
-            self._submit(level, "retire", lambda: tier.retire(retired), RETIRE_PRIORITY)
-
-    def _submit(self, level: Level, op: str, run: Callable[[], None], priority: int) -> None:
         def done(_: Any, error: TierError | None) -> None:
             with self._state.changed:
                 level.tasks -= 1
@@ -83,4 +73,8 @@ class Drops:
                     level.note(error, self._state.now())
                 self._state.notify()
 
-        submit(level, self._state.executor, Task(level.name, op, run, done, lambda: None, priority, level.timeout_s))
+        for begin in range(0, len(deletes), MOST_DELETES):
+            part = deletes[begin : begin + MOST_DELETES]
+            run = partial(tier.delete, part)
+            task = Task(level.name, "delete", run, done, lambda: None, DELETE_PRIORITY, level.timeout_s)
+            submit(level, self._state.executor, task)

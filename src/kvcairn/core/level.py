@@ -64,7 +64,7 @@ class Level:
 
         def free() -> None:
             self.residency.counts.quarantined_bytes -= nbytes
-            self.residency.give_back(addresses)
+            self.residency.allocator.give(addresses)
 
         return free
 

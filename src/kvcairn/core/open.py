@@ -28,6 +28,7 @@ from kvcairn.tiers import registry
 from kvcairn.tiers.base import BlockRef, Delete, Slot, Stored, Tier, TierContext
 from kvcairn.transfer.executor import Executor, ThreadExecutor
 from kvcairn.transfer.task import Task
+from kvcairn.types import MissReason
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def open_core(config: Config, *, executor: Executor | None = None, wrap: Wrap | 
     state = State(config, executor, arena, tree, spaces, fastest, readers, levels, walker, Ledger())
     state.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if hasattr(os, "eventfd") else -1
     if options.poison:
-        memory.on_free = lambda addresses: _poison(arena, memory.allocator, addresses)
+        allocator.on_free = lambda addresses: _poison(arena, allocator, addresses)
     core = Core(state)
     with ExitStack() as on_failure:
         on_failure.callback(close_core, core)
@@ -98,10 +99,22 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
         level = _level(core.state, tier, options, path)
         with core.state.changed:
             left = restore(core.state, level, stored)
+        _make_fit(level, left)
+        with core.state.changed:
             core.attach(level)
-            core.drops.delete(level, left)
-            core.drops.retire(level)
         on_failure.pop_all()
+
+
+def _make_fit(level: Level, left: list[Delete]) -> None:
+    """Give the space of what finds no place back, before anything new is stored."""
+    allocator, tier = level.residency.allocator, level.tier
+    assert tier is not None
+    retired, allocator.retired = allocator.retired, []
+    try:
+        tier.retire(retired)
+        tier.delete(left)
+    except TierError as error:
+        raise ConfigError(f"{level.name}.capacity", f"the tier holds more, and cannot be trimmed: {error}") from error
 
 
 def close_core(core: Core) -> None:
@@ -134,6 +147,7 @@ def restore(state: State, level: Level, stored: Iterable[Stored]) -> list[Delete
             )
         if address is None:
             left.append(Delete(item.block, slot))
+            state.spaces.known(item.block.space_id).rows.ghosts.remember(item.block.key, MissReason.EVICTED)
         else:
             seen.add(item.block)
             by_space.setdefault(item.block.space_id, []).append((item, address))

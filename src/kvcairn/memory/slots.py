@@ -7,6 +7,7 @@ pages from the start of the range.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -74,6 +75,7 @@ class SlotAllocator:
         self.segments: dict[int, Segment] = {}
         self.used_bytes = 0
         self.retired: list[int] = []  # segments given up since the owner last looked
+        self.on_free: Callable[[Addresses], None] = lambda addresses: None
         self._owner = np.full(regions, -1, dtype=np.int64)  # segment number of each region
         self._next_segment = 0
         self._generation = 0
@@ -112,6 +114,7 @@ class SlotAllocator:
 
     def give(self, addresses: Addresses) -> None:
         """Take slots back. Each must have been given out."""
+        self.on_free(addresses)
         for segment, slots in self._by_segment(addresses):
             segment.row[slots] = -1
             segment.free[segment.free_slots : segment.free_slots + slots.size] = slots

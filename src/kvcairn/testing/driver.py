@@ -11,27 +11,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvcairn.testing.faulty import Fault, FaultKind
 from kvcairn.testing.operations import OPERATIONS
-from kvcairn.testing.rig import Rig, Setup
+from kvcairn.testing.rig import BelowKind, LinkKind, Rig, Setup
 from kvcairn.testing.table import Table, check, finish
 
 CHECKED_EACH: Final = 50  # operations between two checks of the whole books
 FINISHED_EACH: Final = 20_000  # operations between two moments at which nothing may be held
-SETUPS: Final[dict[str, tuple[Setup, bool]]] = {
-    f"{size}-{below}-{'hybrid' if hybrid else 'plain'}-{link}": (
-        Setup(
-            link=link,
-            below=below,
-            hybrid=hybrid,
-            memory_blocks=2048 if size == "ample" else 24,
-            below_blocks=4096 if size == "ample" else 40,
-        ),
-        size == "ample",
+SIZES: Final = {"ample": (2048, 4096), "tight": (24, 40), "faulty": (24, 200)}  # blocks in memory, and below
+FAULTS: Final = (
+    Fault(kind=FaultKind.BLOCK_ERROR, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.ALTERED, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.SWAPPED, rate=0.03, block_rate=0.5),
+    Fault(kind=FaultKind.SHORT, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.LOST_ACK, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.FALSE_ACK, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.CORRUPT, ops=frozenset(["read"]), rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.LATE_ERROR, rate=0.01),
+    Fault(kind=FaultKind.EMPTY_OUTCOMES, rate=0.01),
+    Fault(kind=FaultKind.BUG, rate=0.01),
+)
+
+
+def _setup(size: str, below: BelowKind, hybrid: bool, link: LinkKind) -> Setup:
+    memory_blocks, below_blocks = SIZES[size]
+    faults = FAULTS if size == "faulty" else ()
+    return Setup(
+        link=link, below=below, hybrid=hybrid, memory_blocks=memory_blocks, below_blocks=below_blocks, faults=faults
     )
-    for size in ("ample", "tight")
-    for below in ("none", "dict", "disk")
+
+
+_BELOW: Final[tuple[BelowKind, ...]] = ("none", "dict", "disk")
+_LINKS: Final[tuple[LinkKind, ...]] = ("direct", "loopback")
+SETUPS: Final = {
+    f"{size}-{below}-{'hybrid' if hybrid else 'plain'}-{link}": _setup(size, below, hybrid, link)
+    for size in SIZES
+    for below in (_BELOW[1:] if size == "faulty" else _BELOW)
     for hybrid in (False, True)
-    for link in ("direct", "loopback")
+    for link in _LINKS
 }
 
 
@@ -80,7 +97,7 @@ def drive(name: str, ops: int, seed: int) -> None:
         AssertionError: something does not hold. This and any other error carries a note with the seed, the number of
             the operation and the last ones.
     """
-    setup, is_ample = SETUPS[name]
+    setup, is_ample = SETUPS[name], name.startswith("ample")
     draw = RandomDraw(random.Random(f"{seed} {name}"))
     operations = list(OPERATIONS.values())
     weights = [operation.weight for operation in operations]

@@ -308,7 +308,6 @@ def bytes_below(folder: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
 
 
-@pytest.mark.xfail(reason="segments are retired beside the writes that need their space")
 @pytest.mark.parametrize("kind", [FaultKind.HANG, FaultKind.ERROR])
 def test_a_tier_that_cannot_give_space_back_stays_within_its_bound(make_rig: MakeRig, kind: FaultKind) -> None:
     rig = make_rig(below="disk", threads=True, memory_blocks=3000, below_blocks=400)
@@ -329,3 +328,18 @@ def test_a_tier_that_cannot_give_space_back_stays_within_its_bound(make_rig: Mak
     rig.faulty.heal()
     rig.cache.drain()
     rig.core.check()
+
+
+def test_a_child_is_not_written_beside_a_parent_that_is_leaving(rig: Rig) -> None:
+    blocks = Blocks(rig)
+    keys = blocks.keys(1, 2)
+    blocks.put(keys[:1])
+    rig.cache.clear(tier="disk")  # while the first block is being written
+    blocks.put(keys)
+    rig.cache.drain()
+    assert is_closed_under_parents(rig.core, 1)
+    rig.clock.advance(ASK_AGAIN_S)
+    blocks.space.touch(keys)
+    rig.cache.drain()
+    assert states(rig.core, blocks.space, keys, 1) == ["READY", "READY"]
+    assert_idle(rig)
