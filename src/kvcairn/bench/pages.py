@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcairn import copying
 from kvcairn.bench.figures import Contender, Figure, Time, measure, rate, timed
@@ -43,8 +44,7 @@ class Mover:
 
     def __init__(self, total_bytes: int) -> None:
         """Make the memory; `total_bytes` is a multiple of 32 times 256 KiB."""
-        self._pools = np.ones(total_bytes, dtype=np.uint8)
-        self._block = np.full(total_bytes, 2, dtype=np.uint8)
+        self._pools, self._block = _touched(total_bytes), _touched(total_bytes)
         self._layer_bytes = total_bytes // LAYERS
         self._bases = np.array(
             [self._pools.ctypes.data + layer * self._layer_bytes for layer in range(LAYERS)], dtype=np.uint64
@@ -88,6 +88,14 @@ class Mover:
         to, from_, total = self._block.ctypes.data, self._pools.ctypes.data, self._pools.size
         step = min(BLOCK_BYTES, total // 2)
         return copying.moves([(to + at, from_ + at, min(step, total - at)) for at in range(0, total, step)])
+
+
+def _touched(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Memory that begins with a page, as arenas and engines' tensors do."""
+    page_bytes = 4096
+    whole = np.ones(nbytes + page_bytes, dtype=np.uint8)
+    begin = -whole.ctypes.data % page_bytes
+    return whole[begin : begin + nbytes]
 
 
 def _suffix(threads: int) -> str:
