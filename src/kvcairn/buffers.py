@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from kvcairn import copying
 from kvcairn import requests as rq
 from kvcairn.errors import LayoutError
 from kvcairn.memory.lease import Frame, Lease
@@ -56,16 +57,18 @@ class Regions:
         pairs = zip(self._addresses[start:end].tolist(), self._sizes[start:end].tolist(), strict=True)
         return [[Region(a, n) for a, n in zip(addresses, sizes, strict=True)] for addresses, sizes in pairs]
 
-    def fill(self, number: int, lease: Lease, block: int) -> None:
-        """Copy one leased block out. Bytes of a group that its prefix does not need are left as they are."""
-        begin = 0
+    def fill(self, start: int, lease: Lease, arena: memoryview) -> None:
+        """Copy leased blocks out, from number `start` on; groups that their prefix does not need stay as they are."""
+        pieces: list[tuple[int, int, int]] = []
+        begin, base = 0, copying.address_of(arena)
         for group, nbytes in enumerate(self._part_bytes):
-            if lease.has(block, group):
-                part, done = lease.part(block, group), 0
-                for target in self._views(number, begin, begin + nbytes):
-                    copy_bytes(part[done : done + target.size], target.data)
-                    done += target.size
+            for number, offset in enumerate(lease.offsets(group).tolist(), start):
+                source = base + offset
+                for address, size in self._spans(number, begin, begin + nbytes) if offset >= 0 else ():
+                    pieces.append((address, source, size))
+                    source += size
             begin += nbytes
+        copying.copy(*copying.moves(pieces), copying.THREADS)
 
     def gather(self, number: int) -> Bytes:
         """Return the bytes of one block in one piece, without a copy where its region is one."""
@@ -74,13 +77,19 @@ class Regions:
 
     def _views(self, number: int, begin: int, end: int) -> list[Bytes]:
         """Return the memory that bytes [begin, end) of a block lie in."""
-        views, at = [], 0
+        return [
+            np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+            for address, nbytes in self._spans(number, begin, end)
+        ]
+
+    def _spans(self, number: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield (address, size) of the memory that bytes [begin, end) of a block lie in."""
+        at = 0
         for address, nbytes in zip(self._addresses[number].tolist(), self._sizes[number].tolist(), strict=True):
             low, high = max(at, begin), min(at + nbytes, end)
             if low < high:
-                views.append(np.ctypeslib.as_array((ctypes.c_uint8 * (high - low)).from_address(address + low - at)))
+                yield address + low - at, high - low
             at += nbytes
-        return views
 
 
 class LoadInto:
@@ -119,8 +128,7 @@ class LoadInto:
     def _copy_out(self, start: int) -> int:
         """Copy the run that is in memory; return its length."""
         with self._lease(rq.Acquire(self._frame.space, self._chain, start, counts_rest=False), 0.0) as lease:
-            for block in range(lease.count):
-                self._regions.fill(start + block, lease, block)
+            self._regions.fill(start, lease, self._frame.link.arena)
             return lease.count
 
     def _read_out(self, start: int, until_s: float) -> int:
@@ -149,8 +157,3 @@ class ReadEnd:
         if self.status.state is JobState.LOADING:
             self.status = self._link.call(rq.ReadStatus(self.status.job))
         return self.status.state is not JobState.LOADING
-
-
-def copy_bytes(source: memoryview, target: memoryview) -> None:
-    """Copy without holding the GIL, which assignment to a memoryview would."""
-    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import mmap
 import os
 import platform
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
-import xxhash
 
+from kvcairn import copying
 from kvcairn.host import Host, free_bytes
 from kvcairn.units import format_size
 
@@ -119,9 +118,10 @@ def _memfd() -> Check:
 
 
 def _native() -> Check:
-    if importlib.util.find_spec("kvcairn._native") is None:
-        return Check("copy core", "ok", "numpy (this version ships no native core)")
-    return Check("copy core", "ok", "native")
+    if not copying.IS_NATIVE:
+        remedy = "install a C++17 compiler, then: pip install --force-reinstall --no-deps kvcairn"
+        return Check("copy core", "warn", "numpy (the native core was not built): copies are slower", remedy)
+    return Check("copy core", "ok", f"native ({copying.instruction_set()})")
 
 
 def _hashing() -> Iterator[Check]:
@@ -130,7 +130,7 @@ def _hashing() -> Iterator[Check]:
     hashlib.sha256(sample).digest()
     sha_bytes_per_s = _SAMPLE_BYTES / (time.perf_counter() - started)
     started = time.perf_counter()
-    xxhash.xxh3_128_digest(sample)
+    copying.checksum(sample)
     xxh_bytes_per_s = _SAMPLE_BYTES / (time.perf_counter() - started)
     value = f"{sha_bytes_per_s / 1e6:.0f} MB/s"
     if sha_bytes_per_s < _SLOW_SHA256_BYTES_PER_S:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcairn import requests as rq
-from kvcairn.buffers import Buffers, LoadInto, Regions, copy_bytes
+from kvcairn.buffers import Buffers, LoadInto, Regions
 from kvcairn.config import PrefetchOptions
 from kvcairn.errors import LayoutError
 from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
@@ -184,10 +184,8 @@ class Space:
         until_s = link.now() + seconds(deadline_s)
         while True:
             with self.reserve(chain, parent=parent) as slots:
-                for at, key in enumerate(slots.keys):
-                    self._fill(slots, at, views[key])
                 if slots.keys:
-                    slots.commit()
+                    slots.commit_blocks([views[key] for key in slots.keys])
             seen = link.version()
             if (slots.reason is None and not slots.in_flight) or not self._has_changed(seen, until_s):
                 break
@@ -314,13 +312,6 @@ class Space:
         finally:
             if leased is None:  # interrupted: nobody else would end the job
                 quietly(lambda: link.call(rq.JobClose(job)))
-
-    def _fill(self, slots: Reservation, at: int, block: memoryview) -> None:
-        begin = 0
-        for group, nbytes in enumerate(self._frame.part_bytes):
-            if slots.has(at, group):
-                copy_bytes(block[begin : begin + nbytes], slots.part(at, group))
-            begin += nbytes
 
 
 def seconds(deadline_s: float) -> float:

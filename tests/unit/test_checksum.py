@@ -5,7 +5,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcairn.checksum import CHECKSUM_BYTES, PIECE_BYTES, checksum
+from kvcairn._fallback import PIECE_BYTES
+from kvcairn.checksum import CHECKSUM_BYTES, checksum
 
 SIZES = [0, 1, 4096, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 3 * PIECE_BYTES + 7]
 

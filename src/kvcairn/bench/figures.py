@@ -146,7 +146,7 @@ def latency(bench: str, name: str, unit: str, limit: float, measured: tuple[Pair
     )
 
 
-def rate(bench: str, name: str, nbytes: int, limit: float, measured: tuple[Pairs, Pairs]) -> Figure:
+def rate(bench: str, name: str, nbytes: int, limit: float | None, measured: tuple[Pairs, Pairs]) -> Figure:
     """Return the figure of a transfer of `nbytes` in GB/s; its ratio is ours to the reference, more is better."""
     pairs, _ = measured
     low, value, high = quartiles([nbytes / ns for ns in pairs.ours])

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from kvcairn.bench.figures import ATTEMPTS, PAIRS, Contender, Figure, Time, cost, measure, rate, timed
 from kvcairn.bench.gil import first_in_line, watching
+from kvcairn.bench.pages import PAIRS as PAGE_PAIRS
+from kvcairn.bench.pages import TOTAL_BYTES, run_pages
 from kvcairn.cache import Cache
 from kvcairn.config import Config
 from kvcairn.errors import KVCairnError
@@ -29,10 +31,12 @@ _BENCH: Final = "memory"
 Bytes = npt.NDArray[np.uint8]
 
 
-def run_memory(block_tokens: int = BLOCK_TOKENS, pairs: int = PAIRS, gil_runs: int = GIL_RUNS) -> Iterator[Figure]:
-    """Yield the figures of the memory tier as they are measured.
+def run_memory(
+    block_tokens: int = BLOCK_TOKENS, pairs: int = PAIRS, gil_runs: int = GIL_RUNS, page_bytes: int = TOTAL_BYTES
+) -> Iterator[Figure]:
+    """Yield the figures of the memory tier, then those of the copy core, as they are measured.
 
-    Blocks for about ten seconds; takes 850 MiB with blocks of 256 tokens.
+    Blocks for about twenty seconds; takes 850 MiB with blocks of 256 tokens.
     """
     layout = KVLayout.full(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16")
     space_of = SpaceDescriptor(model="bench", weights="none", layout=layout, block_tokens=block_tokens)
@@ -45,6 +49,8 @@ def run_memory(block_tokens: int = BLOCK_TOKENS, pairs: int = PAIRS, gil_runs: i
         yield cost(_BENCH, "store_call", [traffic.store_call() for _ in range(pairs)])
         yield cost(_BENCH, "load_call", [traffic.load_call() for _ in range(pairs)])
         yield _gil_hold(traffic, gil_runs)
+    del traffic
+    yield from run_pages(page_bytes, min(pairs, PAGE_PAIRS))
 
 
 class Traffic:

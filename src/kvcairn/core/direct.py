@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kvcairn import copying
 from kvcairn.core.drops import Drops
 from kvcairn.core.hung import HungCall
 from kvcairn.core.level import Level, submit
@@ -200,8 +201,8 @@ def memory_at(region: Region) -> memoryview:
 
 def spread(source: memoryview, regions: list[Region]) -> None:
     """Copy bytes over regions, in order, without holding the GIL."""
-    begin = 0
+    begin, pieces = copying.address_of(source), []
     for region in regions:
-        piece = np.frombuffer(source[begin : begin + region.nbytes], dtype=np.uint8)
-        np.copyto(np.frombuffer(memory_at(region), dtype=np.uint8), piece)
+        pieces.append((region.address, begin, region.nbytes))
         begin += region.nbytes
+    copying.copy(*copying.moves(pieces), copying.THREADS)

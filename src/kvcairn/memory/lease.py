@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from kvcairn.checksum import checksum
+from kvcairn import copying
+from kvcairn.checksum import CHECKSUM_BYTES, checksum
 from kvcairn.errors import ClosedError, LayoutError, LeaseError
 from kvcairn.requests import Abort, Commit, Leased, Link, Release, Reserved
 from kvcairn.types import Completion, MissReason
@@ -230,6 +231,20 @@ class Reservation(_Slots):
         if self._end():
             self._frame.link.call(request)
 
+    def commit_blocks(self, blocks: Sequence[memoryview]) -> None:
+        """Copy a whole block, its parts one behind the other, over the slots of each key, and publish them all.
+
+        Without the GIL; a checksum is made on the way. The blocks have the size of the space's, which is not checked.
+
+        Raises:
+            LeaseError: the reservation has ended.
+            ValueError: there is not one block for each key; the reservation stays open.
+        """
+        self._must_be_open()
+        sums = self._copy_in(blocks)
+        if self._end():
+            self._frame.link.call(Commit(self._number, None, sums))
+
     def commit_when(self, done: Completion, ok: Sequence[bool] | None = None) -> None:
         """Commit as soon as `done.query()` is true; until then the slots stay reserved, and this handle has ended.
 
@@ -240,7 +255,7 @@ class Reservation(_Slots):
         self._must_be_open()
         _must_have_query(done)
         link, keys = self._frame.link, list(self.keys)
-        self._commit_request(ok)
+        self._checked(ok)
         twin = Reservation(
             self._frame, keys, Reserved(self._number, list(range(len(keys))), self._offsets, [], self.reason)
         )
@@ -263,13 +278,40 @@ class Reservation(_Slots):
         self.abort()
 
     def _commit_request(self, ok: Sequence[bool] | None) -> Commit:
-        flags = None if ok is None else [bool(each) for each in ok]
-        if flags is not None and len(flags) != len(self.keys):
-            raise ValueError(f"ok has {len(flags)} elements for {len(self.keys)} reserved blocks")
+        flags = self._checked(ok)
         wanted = [self._frame.is_hashed(key) and (flags is None or flags[i]) for i, key in enumerate(self.keys)]
         if not any(wanted):
             return Commit(self._number, flags)
         return Commit(self._number, flags, [self._checksums(group, wanted) for group in range(len(self._offsets))])
+
+    def _checked(self, ok: Sequence[bool] | None) -> list[bool] | None:
+        flags = None if ok is None else [bool(each) for each in ok]
+        if flags is not None and len(flags) != len(self.keys):
+            raise ValueError(f"ok has {len(flags)} elements for {len(self.keys)} reserved blocks")
+        return flags
+
+    def _copy_in(self, blocks: Sequence[memoryview]) -> list[list[bytes]] | None:
+        """Copy blocks to their slots; return their checksums, None where there is none to verify."""
+        arena = copying.address_of(self._frame.link.arena)
+        plain: list[tuple[int, int, int]] = []
+        hashed: list[tuple[int, int, int]] = []
+        places: list[tuple[int, int]] = []
+        for at, (key, block) in enumerate(zip(self.keys, blocks, strict=True)):
+            source, is_hashed = copying.address_of(block), self._frame.is_hashed(key)
+            for group, nbytes in enumerate(self._frame.part_bytes):
+                if self._offsets[group][at] >= 0:
+                    (hashed if is_hashed else plain).append((arena + self._offsets[group][at], source, nbytes))
+                    if is_hashed:
+                        places.append((group, at))
+                source += nbytes
+        copying.copy(*copying.moves(plain), copying.THREADS)
+        if not hashed:
+            return None
+        digests = copying.copy_hashed(*copying.moves(hashed), copying.THREADS)
+        sums = [[b""] * len(self.keys) for _ in self._offsets]
+        for number, (group, at) in enumerate(places):
+            sums[group][at] = digests[number * CHECKSUM_BYTES : (number + 1) * CHECKSUM_BYTES]
+        return sums
 
     def _checksums(self, group: int, wanted: list[bool]) -> list[bytes]:
         arena, nbytes = self._frame.link.arena, self._frame.part_bytes[group]

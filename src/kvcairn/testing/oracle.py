@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvcairn.copying import copy_bytes
 from kvcairn.layout import SpaceDescriptor
 
 _WORD_BYTES: Final = 8
@@ -52,7 +53,7 @@ class ByteOracle:
         """Write the content of a block's part over all of `view`, which is writable and of any length."""
         out = _as_bytes(view)
         name = (_space_id(space), key, group)
-        np.copyto(out, self._content(name, out.size))
+        copy_bytes(self._content(name, out.size), out)
         self._filled[name] = None
         if len(self._filled) > _REMEMBERED:
             self._filled.popitem(last=False)

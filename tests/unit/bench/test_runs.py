@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from kvcairn.bench import Figure, run_lookup, run_memory
+from kvcairn.bench.pages import PAGE_KIB
 
 SMALL_BLOCKS = 8192
 
@@ -17,7 +18,7 @@ def lookup() -> dict[str, Figure]:
 
 @pytest.fixture(scope="module")
 def memory() -> dict[str, Figure]:
-    return {figure.name: figure for figure in run_memory(block_tokens=4, pairs=9, gil_runs=2)}
+    return {figure.name: figure for figure in run_memory(block_tokens=4, pairs=9, gil_runs=2, page_bytes=16 << 20)}
 
 
 def test_lookup_yields_its_figures(lookup: dict[str, Figure]) -> None:
@@ -41,9 +42,13 @@ def test_lookups_are_compared_with_what_they_consist_of(lookup: dict[str, Figure
 
 
 def test_memory_yields_its_figures(memory: dict[str, Figure]) -> None:
-    assert list(memory) == ["store", "load", "store_call", "load_call", "gil_hold"]
-    assert [figure.unit for figure in memory.values()] == ["GB/s", "GB/s", "us", "us", "ms"]
+    moves = [f"{name}_{kib}k{threads}" for name in ("gather", "scatter") for kib in PAGE_KIB for threads in ("", "_2")]
+    moves += ["copy_checksum", "copy_checksum_2"]
+    assert list(memory) == ["store", "load", "store_call", "load_call", "gil_hold", *moves]
+    assert [memory[name].unit for name in list(memory)[:5]] == ["GB/s", "GB/s", "us", "us", "ms"]
+    assert {memory[name].unit for name in moves} == {"GB/s"}
     assert all(figure.value > 0 for figure in memory.values())
+    assert all(memory[name].ratio for name in moves)
     assert all(memory[name].ratio for name in ("store", "load", "gil_hold"))
 
 

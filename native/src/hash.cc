@@ -1,0 +1,31 @@
+// xxh3-128 on the way. Compiled once for each instruction set: KVCAIRN_HASH_NAME is hash_base, hash_avx2, hash_avx512.
+// Uses nothing of the standard library that could be inlined: the linker keeps one copy of such a function, and the
+// copy it keeps must run on every processor.
+#define XXH_INLINE_ALL
+#include "xxhash.h"
+
+#include "stream.h"
+
+namespace kvcairn {
+
+namespace {
+constexpr std::size_t piece_bytes = 4096;  // small enough to be in the first cache when it is read a second time
+}
+
+void KVCAIRN_HASH_NAME(std::uint8_t* to, const std::uint8_t* from, std::size_t n, StreamCopy copy,
+                       std::uint8_t* digest) {
+    XXH_ALIGN(64) XXH3_state_t state;
+    XXH3_128bits_reset(&state);
+    // The first piece is a little shorter, so that the others begin with a whole line of the target.
+    std::size_t size = piece_bytes - reinterpret_cast<std::uintptr_t>(to) % 64;
+    for (std::size_t at = 0; at < n; at += size, size = piece_bytes) {
+        if (size > n - at) size = n - at;
+        XXH3_128bits_update(&state, from + at, size);
+        if (to != nullptr) copy(to + at, from + at, size, from + at + size);
+    }
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state));
+    for (std::size_t i = 0; i < sizeof canonical.digest; ++i) digest[i] = canonical.digest[i];
+}
+
+}  // namespace kvcairn
