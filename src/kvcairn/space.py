@@ -183,11 +183,12 @@ class Space:
         link = self._frame.link
         until_s = link.now() + seconds(deadline_s)
         while True:
+            seen = link.version()
             with self.reserve(chain, parent=parent) as slots:
                 if slots.keys:
                     slots.commit_blocks([views[key] for key in slots.keys])
-            seen = link.version()
-            if (slots.reason is None and not slots.in_flight) or not self._has_changed(seen, until_s):
+            # The end of the reservation was a change of our own.
+            if (slots.reason is None and not slots.in_flight) or not self._has_changed(seen + 1, until_s):
                 break
         flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
         return flags.flags

@@ -46,7 +46,7 @@ class KeyTable:
         which = at >> 3
         rows: Rows = self._rows.take((bucket.take(which) << 3) + (at & 7)).astype(np.intp)
         stored = self._column().take(rows, axis=0)
-        if at.size == len(keys) and stored.tobytes() == joined:
+        if at.size == len(keys) and int(rows.min()) >= 0 and stored.tobytes() == joined:
             return rows  # in order, as `at` is, so it is one row for each key
         found = np.full(len(keys), -1, dtype=np.intp)
         same = (stored.view("<u4") == words.take(which, axis=0)).all(axis=1) & (rows >= 0)

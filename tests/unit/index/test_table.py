@@ -129,3 +129,14 @@ def test_the_key_of_zeros_is_a_key() -> None:
     rows.compare([bytes(32), b"\x01" + bytes(31)])
     rows.discard(bytes(32))
     rows.compare([bytes(32)])
+
+
+def test_a_key_of_zeros_is_a_key_like_any_other() -> None:
+    column = np.zeros((20, 32), dtype=np.uint8)
+    table = KeyTable(lambda: column)
+    keys = [number.to_bytes(32, "big") for number in range(10)]  # all in one bucket: two of them lie beside it
+    rows = np.array([5, 4, 3, 2, 1, 0, 9, 8, 7, 6], dtype=np.intp)
+    column[rows[::-1]] = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, 32)
+    table.add(keys, rows[::-1])
+    assert table.find(keys).tolist() == rows[::-1].tolist()
+    assert table.find(keys[:1]).tolist() == rows[-1:].tolist()
