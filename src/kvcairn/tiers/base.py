@@ -63,11 +63,15 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One copy to be read into `out`, which is exactly as long as what was written."""
+    """One copy to be read into `out`, which is exactly as long as what was written.
+
+    `checksum` is given by a caller that hashes what arrives and compares it himself: a tier then need not hash it too.
+    """
 
     block: BlockRef
     slot: Slot | None
     out: memoryview
+    checksum: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,9 @@ class Tier(ABC):
 
     @abstractmethod
     def read(self, reads: Sequence[Read]) -> list[Outcome]:
-        """Fill each `out` with exactly what was written under that block, verified, or say why not.
+        """Fill each `out` with exactly what was written under that block, or say why not.
+
+        What arrives is verified here, but for the payloads of reads that carry a checksum: those the caller compares.
 
         After an outcome other than None the content of that `out` is undefined. `MissReason.CORRUPT` means that the
         copy is damaged or another one, `MissReason.VANISHED` that there is nothing; both make the caller drop it.

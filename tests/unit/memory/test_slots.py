@@ -285,7 +285,6 @@ TestAllocatorMachine = AllocatorMachine.TestCase
 TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-
 @pytest.mark.parametrize("region_bytes", [1, 1000, PAGE_BYTES + 1, 10_000_000])
 def test_a_region_is_whole_pages(region_bytes: int) -> None:
     try:

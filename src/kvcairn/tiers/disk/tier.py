@@ -17,8 +17,9 @@ from kvcairn.errors import ConfigError, TierError, TierFull, TierUnavailable
 from kvcairn.tiers.base import BlockRef, Delete, Outcome, Read, Slot, Stored, Tier, TierContext, Write
 from kvcairn.tiers.disk import format as disk_format
 from kvcairn.tiers.disk import index as disk_index
+from kvcairn.tiers.disk import runs
 from kvcairn.tiers.disk import segments as disk_segments
-from kvcairn.tiers.disk.folder import Folder, Lock, least_overhead_bytes
+from kvcairn.tiers.disk.folder import META_NAME, Folder, Lock, least_overhead_bytes
 from kvcairn.tiers.disk.index import ROWS_PER_COMMIT, Index
 from kvcairn.tiers.disk.recovery import recover
 from kvcairn.tiers.disk.segments import Segments
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 # An acknowledged block must survive power loss under `data`, and with it the commit of its row.
 _SYNCHRONOUS: Final = {"none": "OFF", "data": "FULL", "full": "FULL"}
 _QUIET_S: Final = 60.0
-_Pending = list[tuple[int, Stored]]
+_Pending = list[tuple[int, Stored, bytes]]  # number in the call, what the row will say, header page
 
 
 class DiskTier(Tier):
@@ -73,6 +74,7 @@ class DiskTier(Tier):
             self._lock = Lock(setting, folder_path)
             try:
                 self.region_bytes = folder.region_bytes()
+                self._segments.probe(folder_path / META_NAME)
                 self._index = recover(folder, self._segments, _SYNCHRONOUS[self._options.durability])
                 self.overhead_bytes = folder.overhead_bytes(self._index, self._segments)
             except (OSError, sqlite3.Error, ConfigError):
@@ -95,9 +97,12 @@ class DiskTier(Tier):
                 outcomes[i] = TierError(self.name, "write", f"no such slot: {slot}", write.block.key)
                 continue
             stored = Stored(write.block, write.parent, slot, write.data.nbytes, write.checksum)
-            pending[slot.segment].append((i, stored))
+            try:
+                pending[slot.segment].append((i, stored, disk_format.encode(stored)))
+            except ValueError as error:
+                outcomes[i] = TierError(self.name, "write", str(error), write.block.key)
         with self._as_tier_error("write"), self._between_uses:
-            self._rows.clear(stored.slot for part in pending.values() for _, stored in part)
+            self._rows.clear(stored.slot for part in pending.values() for _, stored, _ in part)
         written: _Pending = []
         for part in pending.values():
             written += self._write_segment(part, writes, outcomes)
@@ -107,19 +112,18 @@ class DiskTier(Tier):
     def read(self, reads: Sequence[Read]) -> list[Outcome]:
         """Fill each `out` and check header and payload; looks at nothing but the slots."""
         outcomes: list[Outcome] = [MissReason.VANISHED] * len(reads)
-        by_segment: defaultdict[int, list[tuple[int, Slot]]] = defaultdict(list)
+        by_segment: defaultdict[int, list[int]] = defaultdict(list)
         for i, read in enumerate(reads):
             if read.slot is not None:
-                by_segment[read.slot.segment].append((i, read.slot))
+                by_segment[read.slot.segment].append(i)
         for segment, part in by_segment.items():
             try:
                 with self._segments.to_read(segment) as fd:
-                    for i, slot in part:
-                        outcomes[i] = self._read_one(fd, reads[i], slot)
+                    self._read_segment(fd, part, reads, outcomes)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                for i, _ in part:
+                for i in part:
                     outcomes[i] = self._failure("read", error, reads[i].block.key)
         return outcomes
 
@@ -176,47 +180,63 @@ class DiskTier(Tier):
 
     # -- one block, one segment
 
-    def _read_one(self, fd: int, read: Read, slot: Slot) -> Outcome:
+    def _read_segment(self, fd: int, part: list[int], reads: Sequence[Read], outcomes: list[Outcome]) -> None:
+        """Read what lies in one segment, neighbours together."""
+        file_bytes = os.fstat(fd).st_size
+        slots = [
+            (i, slot) for i in part if (slot := reads[i].slot) and slot.offset_bytes + slot.slot_bytes <= file_bytes
+        ]
+        for run in runs.neighbours([(slot, len(reads[i].out)) for i, slot in slots]):
+            chosen = [slots[at] for at in run]
+            try:
+                self._read_run(fd, chosen, reads, outcomes)
+            except (OSError, EOFError):
+                for one in chosen:  # what failed costs its own block alone
+                    self._read_one(fd, one, reads, outcomes)
+
+    def _read_run(self, fd: int, run: list[tuple[int, Slot]], reads: Sequence[Read], outcomes: list[Outcome]) -> None:
+        chosen = [reads[i] for i, _ in run]
+        pages = runs.read_run(fd, chosen, run[0][1].offset_bytes, direct=self._segments.direct)
+        for (i, _), page in zip(run, pages, strict=True):
+            outcomes[i] = None if disk_format.holds(page, reads[i]) else MissReason.CORRUPT
+
+    def _read_one(self, fd: int, one: tuple[int, Slot], reads: Sequence[Read], outcomes: list[Outcome]) -> None:
         try:
-            found = self._segments.read(fd, slot, read.out)
+            self._read_run(fd, [one], reads, outcomes)
         except EOFError:
-            return MissReason.VANISHED
+            outcomes[one[0]] = MissReason.VANISHED
         except OSError as error:
-            return self._failure("read", error, read.block.key)
-        if found is None or (found.block, found.slot, found.nbytes) != (read.block, slot, read.out.nbytes):
-            return MissReason.CORRUPT
-        return None if disk_format.checksum_of(read.out) == found.checksum else MissReason.CORRUPT
+            outcomes[one[0]] = self._failure("read", error, reads[one[0]].block.key)
 
     def _write_segment(self, part: _Pending, writes: Sequence[Write], outcomes: list[Outcome]) -> _Pending:
         """Write all blocks of one segment and return those that are safe as far as durability says."""
         slot = part[0][1].slot
         try:
             with self._segments.to_write(slot.segment, slot.segment_bytes) as fd:
-                for i, stored in part:
-                    outcomes[i] = self._write_one(fd, stored, writes[i].data)
+                for run in runs.neighbours([(stored.slot, stored.nbytes) for _, stored, _ in part]):
+                    self._write_run(fd, [part[at] for at in run], writes, outcomes)
                 if self._options.durability != "none":
                     os.fdatasync(fd)
         except OSError as error:
-            for i, stored in part:
+            for i, stored, _ in part:
                 outcomes[i] = outcomes[i] or self._failure("write", error, stored.block.key)
-        return [(i, stored) for i, stored in part if outcomes[i] is None]
+        return [each for each in part if outcomes[each[0]] is None]
 
-    def _write_one(self, fd: int, stored: Stored, data: memoryview) -> Outcome:
+    def _write_run(self, fd: int, run: _Pending, writes: Sequence[Write], outcomes: list[Outcome]) -> None:
         try:
-            self._segments.write(fd, stored, data)
-        except ValueError as error:
-            return TierError(self.name, "write", str(error), stored.block.key)
+            copies = [(header, writes[i].data) for i, _, header in run]
+            runs.write_run(fd, copies, run[0][1].slot.offset_bytes, direct=self._segments.direct)
         except OSError as error:
-            return self._failure("write", error, stored.block.key)
-        return None
+            for i, stored, _ in run:
+                outcomes[i] = self._failure("write", error, stored.block.key)
 
     def _acknowledge(self, written: _Pending, outcomes: list[Outcome]) -> None:
         for begin in range(0, len(written), ROWS_PER_COMMIT):
             part = written[begin : begin + ROWS_PER_COMMIT]
             try:
-                self._rows.insert(stored for _, stored in part)
+                self._rows.insert(stored for _, stored, _ in part)
             except sqlite3.Error as error:
-                for i, stored in part:
+                for i, stored, _ in part:
                     outcomes[i] = self._failure("write", error, stored.block.key)
 
     def _wipe(self, slot: Slot) -> None:
