@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
+import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 import kvcairn as kv
 from kvcairn import demo
+from kvcairn.demo import steps
 from kvcairn.demo.damage import flip_bit
 from kvcairn.demo.process import in_new_process
 from kvcairn.demo.prompt import DOCUMENT_TOKENS, QUESTION, document, instruction
@@ -46,15 +51,13 @@ def test_a_row_as_json_has_the_promised_fields() -> None:
 
 
 def test_the_table_compares_with_the_first_row_and_shows_a_difference() -> None:
-    import dataclasses
-
     first = dataclasses.replace(ROW, row="recompute", ttft_s=20.0, reused_tokens={})
     different = dataclasses.replace(ROW, row="damaged", ttft_s=10.0, identical=False)
     text = printed(first, ROW, different)
     assert "1,000 tokens of prompt" in text
     assert re.search(r"recompute\s.*20\.00 s.*none.*yes", text)
-    assert re.search(r"hit on disk.*0\.50 s.*1/40\.0.*320 from memory, 640 from disk \(96%\).*yes", text)
-    assert re.search(r"damaged.*10\.00 s.*1/2\.0.*NO", text)
+    assert re.search(r"disk, new process.*0\.50 s.*40\.0 x.*memory 320, disk 640.*yes", text)
+    assert re.search(r"damaged.*10\.00 s.*2\.0 x.*NO", text)
     assert "An answer." in text
 
 
@@ -104,6 +107,15 @@ def test_without_torch_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     hide(monkeypatch, "torch")
     with pytest.raises(kv.UnsupportedError, match=r"the demo needs torch: pip install 'kvcairn\[demo\]'"):
         demo.run(lambda row: None, workdir=tmp_path)
+
+
+def test_what_a_killed_demo_left_behind_is_removed_and_what_runs_is_not(tmp_path: Path) -> None:
+    for name, age_s in (("demo-disk-old", 7200), ("demo-disk-new", 60), ("smollm2", 7200)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    steps.working_folder(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-disk-new", "smollm2"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -187,7 +199,5 @@ def test_the_whole_demo_with_the_real_model(tmp_path: Path) -> None:
 
 
 def test_a_result_travels_as_json() -> None:
-    import msgspec
-
     result = Result(ttft_s=0.25, tokens=[1, 2], reused_tokens={"disk": 64})
     assert msgspec.json.decode(msgspec.json.encode(result), type=Result) == result

@@ -10,9 +10,9 @@ from rich.table import Table
 
 _TITLES = {
     "recompute": "recompute",
-    "memory": "hit in memory",
-    "disk": "hit on disk, new process",
-    "damaged": "one block on disk damaged, new process",
+    "memory": "memory",
+    "disk": "disk, new process",
+    "damaged": "disk, a block damaged",
 }
 
 
@@ -55,22 +55,14 @@ def table(rows: Sequence[Row]) -> Table:
         caption=f"The answer, cut after {first.new_tokens} tokens: {' '.join(first.answer.split())}",
         caption_justify="left",
     )
-    grid.add_column("way to the first token")
-    for title in ("first token", "against recompute", "reused", "same tokens"):
-        grid.add_column(title, justify="right")
+    for title in ("", "first token", "speed-up", "reused tokens", "identical"):
+        grid.add_column(title, justify="right" if title else "left")
     for row in rows:
         grid.add_row(
             _TITLES.get(row.row, row.row),
             f"{row.ttft_s:.2f} s",
-            f"1/{first.ttft_s / row.ttft_s:.1f}" if row is not first else "",
-            _reused(row),
+            f"{first.ttft_s / row.ttft_s:.1f} x" if row is not first else "",
+            ", ".join(f"{tier} {n:,}" for tier, n in row.reused_tokens.items()) or "none",
             "yes" if row.identical else "NO",
         )
     return grid
-
-
-def _reused(row: Row) -> str:
-    if not row.reused_tokens:
-        return "none"
-    shares = ", ".join(f"{n:,} from {tier}" for tier, n in row.reused_tokens.items())
-    return f"{shares} ({sum(row.reused_tokens.values()) / row.prompt_tokens:.0%})"

@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from kvcairn.demo.weights import DemoModel
 
 _NEEDED = ("torch", "transformers")
+_NEEDED_BYTES = 2 << 30
+_DISK_PREFIX = "demo-disk-"
+_LEFT_BEHIND_S = 3600  # no run takes that long
 
 
 def run(emit: Callable[[Row], None], *, workdir: Path | None = None, console: Console | None = None) -> list[Row]:
@@ -43,14 +47,14 @@ def run(emit: Callable[[Row], None], *, workdir: Path | None = None, console: Co
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise UnsupportedError(f"the demo needs {' and '.join(missing)}: pip install 'kvcairn[demo]'")
     console = console or Console(stderr=True)
-    folder = _working_folder(workdir)
+    folder = working_folder(workdir)
     rows: list[Row] = []
 
     def take(row: Row) -> None:
         rows.append(row)
         emit(row)
 
-    with tempfile.TemporaryDirectory(dir=folder, prefix="demo-disk-") as disk:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_DISK_PREFIX) as disk:
         _Demo(folder, Path(disk), console).run(take)
     return rows
 
@@ -143,19 +147,25 @@ class _Demo:
             yield
 
 
-def _working_folder(workdir: Path | None) -> Path:
+def working_folder(workdir: Path | None) -> Path:
+    """Return the folder to work in: made, writable, with room, and without what a killed run left in it.
+
+    Raises:
+        ConfigError: it cannot be written, or has less than 2 GiB free.
+    """
     folder = workdir or Path(sys.prefix) / "share" / "kvcairn"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in (*folder.glob(f"{_DISK_PREFIX}*"), *folder.glob("converting-*")):
+            if time.time() - left.stat().st_mtime > _LEFT_BEHIND_S:
+                shutil.rmtree(left, ignore_errors=True)
         free_bytes = shutil.disk_usage(folder).free
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigError(
-            "workdir", f"cannot be written: {error.strerror}", str(folder), "name another folder"
-        ) from error
-    if free_bytes < 2 << 30:
-        raise ConfigError(
-            "workdir", f"has {free_bytes >> 20} MiB free, and the demo needs 2048", str(folder), "name another folder"
-        )
+        reason = f"cannot be written: {error.strerror}"
+        raise ConfigError("workdir", reason, str(folder), "name another folder") from error
+    if free_bytes < _NEEDED_BYTES:
+        reason = f"has {free_bytes >> 20} MiB free, and the demo needs {_NEEDED_BYTES >> 20}"
+        raise ConfigError("workdir", reason, str(folder), "name another folder")
     return folder
