@@ -99,25 +99,20 @@ class Tree:
             missing = [key for key, row in zip(chosen, self.find(space, chosen).tolist(), strict=True) if row < 0]
             if missing:
                 self._new(space, missing)
-        rows = self.find(space, keys)
         linked = [i for i, parent in enumerate(parents) if parent is not None and parent != keys[i]]
-        parent_rows = self.find(space, [parents[i] or b"" for i in linked])
-        for row, parent_row in zip(rows[linked].tolist(), parent_rows.tolist(), strict=True):
-            if self.nodes.parent[row] == UNKNOWN_PARENT:
-                self._attach(row, parent_row)
+        rows = self.find(space, keys)[linked]
+        above_rows = self.find(space, [parents[i] or b"" for i in linked])
+        is_loose = self.nodes.parent[rows] == UNKNOWN_PARENT
+        self._attach_all(rows[is_loose], above_rows[is_loose])
 
     def leaves_last(self, rows: Rows) -> Rows:
         """Return the rows so that each comes behind its parent; otherwise in the order given."""
-        depth: dict[int, int] = {-1: 0, UNKNOWN_PARENT: 0}
-        parent = self.nodes.parent
-        for row in rows.tolist():
-            path = []
-            while row not in depth:
-                path.append(row)
-                row = int(parent[row])
-            for below, at in enumerate(reversed(path), start=depth[row] + 1):
-                depth[at] = below
-        return rows[np.argsort([depth[row] for row in rows.tolist()], kind="stable")]
+        above = self._parents()
+        depth = (above >= 0).astype(np.int32)
+        while (above >= 0).any():  # twice as far up with every turn
+            depth += depth[above]
+            above = above[above]
+        return rows[np.argsort(depth[rows], kind="stable")]
 
     def key(self, row: int) -> bytes:
         """Return the key of a row."""
@@ -216,6 +211,30 @@ class Tree:
         for at in np.flatnonzero(loose & ~bare).tolist():
             if nodes.parent[rows[at]] == UNKNOWN_PARENT:
                 self._attach(int(rows[at]), int(parents[at]))
+
+    def _parents(self) -> Rows:
+        """Return the parent of each row; -1, which stands for no row and has no parent, where there is none known."""
+        above: Rows = np.maximum(self.nodes.parent, -1).astype(np.intp)
+        above[-1] = -1
+        return above
+
+    def _attach_all(self, rows: Rows, above: Rows) -> None:
+        """Link rows, each given once, whose parents were unknown; one by one where some would make a ring."""
+        nodes = self.nodes
+        nodes.parent[rows] = above
+        far = self._parents()
+        for _ in range(nodes.rows.bit_length()):
+            if not (far >= 0).any():
+                break
+            far = far[far]
+        is_ring = far[rows] >= 0  # no way up ends
+        nodes.parent[rows[is_ring]] = UNKNOWN_PARENT
+        good, top = rows[~is_ring], above[~is_ring]
+        np.add.at(nodes.children, top, 1)
+        for copies in self._copies:
+            np.add.at(copies.children, top, (copies.state[good] == CopyState.READY).astype(copies.children.dtype))
+        for row, parent in zip(rows[is_ring].tolist(), above[is_ring].tolist(), strict=True):
+            self._attach(row, parent)
 
     def _attach(self, row: int, above: int) -> None:
         """Link a floating segment under its parent, on every tier where it has copies."""

@@ -60,7 +60,7 @@ class DiskTier(Tier):
         self._index: Index | None = None
 
     def open(self) -> Iterable[Stored]:
-        """Own the folder, settle what an earlier run left, and return it by and by.
+        """Own the folder, settle what an earlier run left, and return it.
 
         A missing or damaged index is made anew from the headers of the slots first; this reads a page of each slot.
 
@@ -75,12 +75,12 @@ class DiskTier(Tier):
             try:
                 self.region_bytes = folder.region_bytes()
                 self._segments.probe(folder_path / META_NAME)
-                self._index = recover(folder, self._segments, _SYNCHRONOUS[self._options.durability])
+                self._index, found = recover(folder, self._segments, _SYNCHRONOUS[self._options.durability])
                 self.overhead_bytes = folder.overhead_bytes(self._index, self._segments)
             except (OSError, sqlite3.Error, ConfigError):
                 self.close()
                 raise
-        return self._index.rows()
+        return found
 
     def write(self, writes: Sequence[Write]) -> list[Outcome]:
         """Store each block. The rows of all are committed together at the end, which acknowledges them.
@@ -98,7 +98,8 @@ class DiskTier(Tier):
                 continue
             stored = Stored(write.block, write.parent, slot, write.data.nbytes, write.checksum)
             try:
-                pending[slot.segment].append((i, stored, disk_format.encode(stored)))
+                header = disk_format.encode(stored)
+                pending[slot.segment].append((i, stored, header))
             except ValueError as error:
                 outcomes[i] = TierError(self.name, "write", str(error), write.block.key)
         with self._as_tier_error("write"), self._between_uses:
