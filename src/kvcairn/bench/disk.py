@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import shutil
 import tempfile
@@ -20,7 +19,7 @@ from kvcairn.checksum import checksum
 from kvcairn.clock import MonotonicClock
 from kvcairn.config import DiskTierOptions
 from kvcairn.errors import KVCairnError
-from kvcairn.memory.slots import PAGE_BYTES
+from kvcairn.memory.arena import Arena
 from kvcairn.tiers.base import BlockRef, Read, Slot, TierContext, Write
 from kvcairn.tiers.disk import DiskTier
 
@@ -57,12 +56,13 @@ def _pair_of_rates(
     turn_bytes, pairs = effort
     folder.mkdir()
     calls = max(THREADS, turn_bytes // (nbytes * run))
-    ours = Ours(folder, nbytes, run, calls)
+    buffers = Buffers(nbytes * run, calls)
+    ours = Ours(folder, nbytes, run, buffers)
     with ThreadPoolExecutor(THREADS) as pool:
         try:
             for _ in range(2):  # every page of every file written before, so that none is a first time
                 _all(pool, ours.write, calls)()
-            plain = Plain(folder, nbytes * run, calls)
+            plain = Plain(folder, buffers)
             figures = measure(_all(pool, ours.write, calls), _all(pool, plain.write, calls), pairs=pairs)
             yield rate(_BENCH, f"write{suffix}", calls * run * nbytes, limit, figures)
             _all(pool, ours.write, calls)()
@@ -71,6 +71,7 @@ def _pair_of_rates(
             plain.close()
         finally:
             ours.close()
+            buffers.arena.close()
     shutil.rmtree(folder)
 
 
@@ -83,20 +84,33 @@ def _all(pool: ThreadPoolExecutor, move: Callable[[int], None], calls: int) -> C
     return run
 
 
+class Buffers:
+    """What is written and where it is read to, the same for both: how memory lies matters to the device."""
+
+    def __init__(self, nbytes: int, calls: int) -> None:
+        """Touch all of it."""
+        self.arena = Arena((calls + THREADS) * nbytes)
+        words = np.random.default_rng(1).integers(0, 1 << 63, self.arena.array.size // 8, dtype=np.int64)
+        np.copyto(self.arena.array.view(np.int64), words)
+        views = [self.arena.view[i * nbytes : (i + 1) * nbytes] for i in range(calls + THREADS)]
+        self.data, self.out = views[:THREADS], views[THREADS:]
+
+
 class Ours:
     """Runs of blocks to and from a disk tier, hashed on the way in and compared on the way out, as the cache does."""
 
-    def __init__(self, folder: Path, nbytes: int, run: int, calls: int) -> None:
+    def __init__(self, folder: Path, nbytes: int, run: int, buffers: Buffers) -> None:
         """Open a tier in a new folder."""
         slot_bytes = DiskTier.header_bytes + nbytes
         self._segment_bytes = run * slot_bytes
-        options = DiskTierOptions(path=str(folder), capacity_bytes=2 * calls * self._segment_bytes + 64 * MiB)
+        options = DiskTierOptions(
+            path=str(folder), capacity_bytes=2 * len(buffers.out) * self._segment_bytes + 64 * MiB
+        )
         self._tier = DiskTier(options, TierContext(MonotonicClock()))
         self._tier.open()
         self._run, self._nbytes, self._slot_bytes = run, nbytes, slot_bytes
         self._generation = itertools.count(1)
-        self._data = [_random(run * nbytes, seed) for seed in range(THREADS)]
-        self._out = [_random(run * nbytes, seed) for seed in range(calls)]
+        self._data, self._out = buffers.data, buffers.out
         self._reads: dict[int, list[Read]] = {}
 
     def write(self, call: int) -> None:
@@ -131,12 +145,11 @@ class Ours:
 class Plain:
     """As many bytes to and from the same places on the device, with nothing but `os.pwritev` and `os.preadv`."""
 
-    def __init__(self, folder: Path, nbytes: int, calls: int) -> None:
+    def __init__(self, folder: Path, buffers: Buffers) -> None:
         """Open the segment files of the tier."""
         flags = os.O_RDWR | getattr(os, "O_DIRECT", 0)
-        self._files = [os.open(folder / f"seg-{call}.kv", flags) for call in range(calls)]
-        self._data = [_random(nbytes, seed) for seed in range(THREADS)]
-        self._out = [_random(nbytes, seed) for seed in range(calls)]
+        self._files = [os.open(folder / f"seg-{call}.kv", flags) for call in range(len(buffers.out))]
+        self._data, self._out = buffers.data, buffers.out
 
     def close(self) -> None:
         """Close the files."""
@@ -155,11 +168,3 @@ class Plain:
 def _must(done: int, data: Sequence[int]) -> None:
     if done != len(data):
         raise KVCairnError(f"{done} of {len(data)} bytes were moved")
-
-
-def _random(nbytes: int, seed: int) -> memoryview:
-    """Return bytes that begin on a page."""
-    view = memoryview(mmap.mmap(-1, -(-nbytes // PAGE_BYTES) * PAGE_BYTES))[:nbytes]
-    words = np.random.default_rng(seed).integers(0, 1 << 63, nbytes // 8, dtype=np.int64)
-    np.copyto(np.frombuffer(view, dtype=np.int64)[: words.size], words)
-    return view
