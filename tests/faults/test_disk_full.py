@@ -128,7 +128,7 @@ def test_an_io_error_is_an_outcome_and_passes(
             assert all(isinstance(outcome, TierUnavailable) for outcome in outcomes)
         assert caplog.text.count("failed") == 1
         if call != "preadv":
-            assert {s.block for s in tier._rows.load()} == {w.block for w in old}
+            assert {s.block for s in tier._books().load()} == {w.block for w in old}
         assert read(tier, old) == [None] * 2
         assert tier.write(new) == [None] * 4
         assert read(tier, new) == [None] * 4

@@ -99,8 +99,14 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
         level = _level(core.state, tier, options, path)
         with core.state.changed:
             left = restore(core.state, level, found)
+        gone = sorted(set(found.place[:, 0].tolist()) - level.residency.allocator.segments.keys())
+        try:
+            tier.retire(gone)  # before anything is written: the capacity may be smaller than it was
+        except TierError as error:
+            raise ConfigError(path, str(error)) from error
+        with core.state.changed:
             core.attach(level)
-            core.drops.delete(level, left)
+            core.drops.delete(level, [each for each in left if each.slot and each.slot.segment not in gone])
         on_failure.pop_all()
 
 
@@ -160,6 +166,7 @@ def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
         allocator = SlotAllocator(given["capacity_bytes"] - overhead, tier.region_bytes)
     except ValueError as error:
         raise ConfigError(f"{path}.capacity", str(error), given["capacity_bytes"]) from error
+    allocator.go_on_from(tier.last_generation)
     policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")
     residency = Residency(options.name, state.tree, allocator, policy, state.fastest, state.readers)
     residency.header_bytes = tier.header_bytes

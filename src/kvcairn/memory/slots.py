@@ -77,6 +77,15 @@ class SlotAllocator:
         self._next_segment = 0
         self._generation = 0
 
+    @property
+    def last_generation(self) -> int:
+        """The highest generation given out so far."""
+        return self._generation
+
+    def go_on_from(self, generation: int) -> None:
+        """Give out higher generations only."""
+        self._generation = max(self._generation, generation)
+
     def largest_slot_bytes(self) -> int:
         """Size of the largest slot that can be cut."""
         return self._owner.size * self.region_bytes // PAGE_BYTES * PAGE_BYTES

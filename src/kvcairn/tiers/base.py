@@ -108,8 +108,12 @@ class Tier(ABC):
     managed: ClassVar[bool] = True
     header_bytes: ClassVar[int] = 0
     """Bytes of a slot before the payload, a multiple of 4,096; counted in the slot."""
+    clears: ClassVar[bool] = False
+    """Whether `clear` is there; otherwise the blocks of a space are deleted one by one."""
     overhead_bytes: int = 0
     """Part of the capacity that the tier needs for its own books; final after `open`."""
+    last_generation: int = 0
+    """A generation that new ones must exceed, whatever `open` returns; final after `open`."""
     region_bytes: int | None = None
     """Size of the pieces that segments are cut from, where the tier has fixed one; final after `open`."""
 
@@ -145,6 +149,10 @@ class Tier(ABC):
     @abstractmethod
     def delete(self, deletes: Sequence[Delete]) -> None:
         """Forget each block, so that it does not come back after a restart. Absent ones are passed over."""
+
+    def clear(self, space_id: bytes, generation: int) -> None:
+        """Forget all copies of a space up to a generation, for good: those too whose write ends only later."""
+        raise NotImplementedError
 
     @abstractmethod
     def retire(self, segments: Sequence[int]) -> None:

@@ -59,6 +59,7 @@ _DELETE_COPY: Final = (
 _DELETE_PLACE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes = ?"
 _DELETE_BEFORE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes < ?"
 _INSERT: Final = f"INSERT OR REPLACE INTO copies ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SELECT_SPACE: Final = "SELECT segment, offset_bytes FROM copies WHERE space_id = ? AND generation <= ?"
 _SELECT_ALL: Final = f"SELECT {_COLUMNS} FROM copies ORDER BY segment, offset_bytes"
 _NTH_OFFSET: Final = "SELECT offset_bytes FROM copies WHERE segment = ? ORDER BY offset_bytes LIMIT 1 OFFSET ?"
 _EXISTS: Final = "SELECT 1 FROM copies WHERE space_id = ? AND key = ? AND layer_group = ? LIMIT 1"
@@ -178,6 +179,11 @@ class Index:
         for part in _parts(places, ROWS_PER_COMMIT):
             with self._lock, self._change():
                 self._db.executemany(_DELETE_PLACE, part)
+
+    def of_space(self, space_id: bytes, generation: int) -> list[tuple[int, int]]:
+        """Return (segment, offset) of all copies of a space up to a generation."""
+        with self._lock:
+            return self._db.execute(_SELECT_SPACE, (space_id, generation)).fetchall()
 
     def insert(self, copies: Iterable[Stored]) -> None:
         """Add rows; with at most 128 in one commit."""

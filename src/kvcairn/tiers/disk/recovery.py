@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvcairn.tiers.disk.epochs import Epochs
 from kvcairn.tiers.disk.folder import Folder
 from kvcairn.tiers.disk.index import Index, is_damage
 from kvcairn.tiers.disk.segments import Segments
@@ -18,7 +19,7 @@ from kvcairn.tiers.inventory import Flags, Inventory
 logger = logging.getLogger(__name__)
 
 
-def recover(folder: Folder, segments: Segments, synchronous: str) -> tuple[Index, Inventory]:
+def recover(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str) -> tuple[Index, Inventory]:
     """Return the index of an owned folder, in agreement with the files, and what it holds.
 
     Blocks; longest where headers are scanned.
@@ -28,54 +29,49 @@ def recover(folder: Folder, segments: Segments, synchronous: str) -> tuple[Index
         OSError: the same.
     """
     try:
-        opened = _opened(folder, segments, synchronous)
+        opened = _opened(folder, segments, epochs, synchronous)
     except sqlite3.Error as error:
         if not is_damage(error):
             raise
         folder.set_aside(str(error))
-        opened = _opened(folder, segments, synchronous)
+        opened = _opened(folder, segments, epochs, synchronous)
     if not folder.indexes_set_aside:
         folder.forget_damaged()
     return opened
 
 
-def _opened(folder: Folder, segments: Segments, synchronous: str) -> tuple[Index, Inventory]:
+def _opened(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str) -> tuple[Index, Inventory]:
     index = folder.open_index(synchronous)
     try:
-        found = _settle(index, segments)
+        found = _settle(index, segments, epochs)
     except (sqlite3.Error, OSError):
         index.close()
         raise
     return index, found
 
 
-def _settle(index: Index, segments: Segments) -> Inventory:
+def _settle(index: Index, segments: Segments, epochs: Epochs) -> Inventory:
     file_bytes = segments.sizes()
     is_complete = index.is_complete
     if not is_complete:
         for segment in sorted(file_bytes):
             _rebuild(index, segments, segment)
     found = index.load()
-    fits = _fitting(found, file_bytes) if len(found) else np.ones(0, dtype=np.bool_)
+    fits = _fitting(found, file_bytes, epochs) if len(found) else np.ones(0, dtype=np.bool_)
     if not fits.all():
         index.drop(found.place[~fits, :2].tolist())
         logger.warning("%d rows of %s fit no file and are dropped", int((~fits).sum()), index.path)
         found = found.take(np.flatnonzero(fits))
     if not is_complete:
         index.complete()
-    orphans = file_bytes.keys() - set(found.place[:, 0].tolist())
-    for segment in orphans:
-        segments.remove(segment)
-    if orphans:
-        logger.warning("%d segment files that hold no known block are removed: %s", len(orphans), sorted(orphans))
     return replace(found, distinct=True)
 
 
-def _fitting(found: Inventory, file_bytes: Mapping[int, int]) -> Flags:
+def _fitting(found: Inventory, file_bytes: Mapping[int, int], epochs: Epochs) -> Flags:
     """Say which rows can be right.
 
-    These are, of each segment, those of the shape that most have and that lie within its file; of each block the copy
-    of the highest generation.
+    These are, of each segment, those of the shape that most have and that lie within its file; that were not
+    cleared; of each block the copy of the highest generation.
     """
     fits: Flags = np.zeros(len(found), dtype=np.bool_)
     segment, offset, slot_bytes = found.place[:, :3].T
@@ -87,9 +83,20 @@ def _fitting(found: Inventory, file_bytes: Mapping[int, int]) -> Flags:
             distinct, counts = np.unique(shapes, axis=0, return_counts=True)
             alike = (shapes == distinct[counts.argmax()]).all(axis=1)
         fits[mine] = alike & (offset[mine] + slot_bytes[mine] <= file_bytes.get(number, 0))
+    for space_id, mine in found.spaces():
+        fits[mine] &= found.place[mine, 4] > epochs.of(space_id)
     kept = np.flatnonzero(fits)
     fits[kept] = ~found.take(kept).outdated() if kept.size < fits.size else ~found.outdated()
     return fits
+
+
+def remove_orphans(segments: Segments, found: Inventory) -> None:
+    """Remove the segment files that hold no known block."""
+    orphans = sorted(segments.sizes().keys() - set(found.place[:, 0].tolist()))
+    for segment in orphans:
+        segments.remove(segment)
+    if orphans:
+        logger.warning("%d segment files that hold no known block are removed: %s", len(orphans), orphans)
 
 
 def _rebuild(index: Index, segments: Segments, segment: int) -> None:

@@ -24,6 +24,7 @@ from kvcairn.tiers.disk import runs
 _NAME: Final = re.compile(r"seg-(0|[1-9][0-9]{0,17})\.kv")
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_FALLOCATE: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_MOST_RESERVE_BYTES: Final = 1 << 30
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 # A link or a pipe in the place of a segment is neither followed nor waited for.
 _SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -36,8 +37,15 @@ class Segments:
         direct: whether files are opened for direct I/O, past the page cache; `probe` finds out.
     """
 
-    def __init__(self, folder: Path, *, sync_names: bool = False) -> None:
-        """Look at nothing yet; `sync_names` makes each new file survive power loss before it is written to."""
+    def __init__(self, folder: Path, *, sync_names: bool = False, reserve_bytes: int | None = None) -> None:
+        """Look at nothing yet.
+
+        Args:
+            folder: where they lie.
+            sync_names: make each new file survive power loss before it is written to.
+            reserve_bytes: make no file where less would stay free; None: a twentieth of the device, at most 1 GiB.
+        """
+        self._reserve_bytes = reserve_bytes
         self._folder = folder
         self._sync_names = sync_names
         self._growing = threading.Lock()
@@ -150,6 +158,7 @@ class Segments:
             if found.st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "removed while it was being opened")
             try:
+                self._must_have_room(fd, segment_bytes - found.st_blocks * 512)
                 _preallocate(fd, segment_bytes)
                 if self._sync_names:
                     self.sync_folder()
@@ -158,6 +167,14 @@ class Segments:
                 if before == 0:
                     self.remove(segment)
                 raise
+
+    def _must_have_room(self, fd: int, nbytes: int) -> None:
+        device = os.fstatvfs(fd)
+        reserve = self._reserve_bytes
+        if reserve is None:
+            reserve = min(device.f_blocks * device.f_frsize // 20, _MOST_RESERVE_BYTES)
+        if device.f_bavail * device.f_frsize - nbytes < reserve:
+            raise OSError(errno.ENOSPC, f"less than {reserve} bytes would stay free")
 
 
 def is_full(error: OSError) -> bool:

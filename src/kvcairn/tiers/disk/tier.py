@@ -20,8 +20,8 @@ from kvcairn.tiers.disk import index as disk_index
 from kvcairn.tiers.disk import runs
 from kvcairn.tiers.disk import segments as disk_segments
 from kvcairn.tiers.disk.folder import META_NAME, Folder, Lock, least_overhead_bytes
-from kvcairn.tiers.disk.index import ROWS_PER_COMMIT, Index
-from kvcairn.tiers.disk.recovery import recover
+from kvcairn.tiers.disk.index import ROWS_PER_COMMIT
+from kvcairn.tiers.disk.rows import Rows
 from kvcairn.tiers.disk.segments import Segments
 from kvcairn.types import MissReason
 
@@ -45,6 +45,7 @@ class DiskTier(Tier):
 
     managed: ClassVar[bool] = True
     header_bytes: ClassVar[int] = disk_format.HEADER_BYTES
+    clears: ClassVar[bool] = True
 
     def __init__(self, options: DiskTierOptions, context: TierContext) -> None:
         """Look at nothing yet."""
@@ -53,11 +54,13 @@ class DiskTier(Tier):
         self.region_bytes: int | None = None
         self._options = options
         self._log = _QuietLog(options.name, context.clock.now)
-        self._segments = Segments(Path(options.path), sync_names=options.durability == "full")
+        self._segments = Segments(
+            Path(options.path), sync_names=options.durability == "full", reserve_bytes=options.reserve_bytes
+        )
         # Between the end of one use of a slot and the start of the next: see `delete`.
         self._between_uses = threading.Lock()
         self._lock: Lock | None = None
-        self._index: Index | None = None
+        self._rows: Rows | None = None
 
     def open(self) -> Iterable[Stored]:
         """Own the folder, settle what an earlier run left, and return it.
@@ -75,8 +78,10 @@ class DiskTier(Tier):
             try:
                 self.region_bytes = folder.region_bytes()
                 self._segments.probe(folder_path / META_NAME)
-                self._index, found = recover(folder, self._segments, _SYNCHRONOUS[self._options.durability])
-                self.overhead_bytes = folder.overhead_bytes(self._index, self._segments)
+                self._rows = Rows(folder, self._segments, _SYNCHRONOUS[self._options.durability])
+                found = self._rows.open()
+                self.overhead_bytes = self._rows.overhead_bytes()
+                self.last_generation = self._rows.epochs.highest
             except (OSError, sqlite3.Error, ConfigError):
                 self.close()
                 raise
@@ -103,7 +108,8 @@ class DiskTier(Tier):
             except ValueError as error:
                 outcomes[i] = TierError(self.name, "write", str(error), write.block.key)
         with self._as_tier_error("write"), self._between_uses:
-            self._rows.clear(stored.slot for part in pending.values() for _, stored, _ in part)
+            slots = [stored.slot for part in pending.values() for _, stored, _ in part]
+            self._books().vacate(slots)
         written: _Pending = []
         for part in pending.values():
             written += self._write_segment(part, writes, outcomes)
@@ -138,13 +144,24 @@ class DiskTier(Tier):
         failed: OSError | None = None
         # A slot whose row was there has not been given to the next block: `write` clears it under the same lock.
         with self._as_tier_error("delete"), self._between_uses:
-            for slot in self._rows.delete(copies):
+            for slot in self._books().delete(copies):
                 try:
                     self._wipe(slot)
                 except OSError as error:
                     failed = error
             if failed:
                 raise failed
+
+    def clear(self, space_id: bytes, generation: int) -> None:
+        """Declare all copies of a space up to a generation dead, on disk first; then delete their rows.
+
+        Raises:
+            TierUnavailable: that could not be written.
+        """
+        with self._as_tier_error("clear"):
+            with self._between_uses:  # no row of a dead copy is inserted from here on
+                self._books().epochs.advance(space_id, generation)
+            self._books().delete_space(space_id, generation)
 
     def retire(self, segments: Sequence[int]) -> None:
         """Delete the rows of whole segments, then their files.
@@ -155,7 +172,7 @@ class DiskTier(Tier):
         failed: OSError | None = None
         with self._as_tier_error("retire"):
             for segment in segments:
-                self._rows.delete_segment(segment)
+                self._books().delete_segment(segment)
                 try:
                     self._segments.remove(segment)
                 except OSError as error:
@@ -166,14 +183,14 @@ class DiskTier(Tier):
     def probe(self, blocks: Sequence[BlockRef]) -> list[bool]:
         """Ask the rows whether each block is there; walks them all for one that is not. Not for serving."""
         with self._as_tier_error("probe"):
-            return [self._rows.contains(block) for block in blocks]
+            return self._books().contain(blocks)
 
     def close(self) -> None:
         """Fold the index together and let the folder go. Idempotent."""
-        index, lock, self._index, self._lock = self._index, self._lock, None, None
-        if index:
+        rows, lock, self._rows, self._lock = self._rows, self._lock, None, None
+        if rows:
             try:
-                index.close()
+                rows.close()
             except sqlite3.Error as error:
                 self._failure("close", error)
         if lock:
@@ -235,10 +252,19 @@ class DiskTier(Tier):
         for begin in range(0, len(written), ROWS_PER_COMMIT):
             part = written[begin : begin + ROWS_PER_COMMIT]
             try:
-                self._rows.insert(stored for _, stored, _ in part)
+                with self._between_uses:
+                    alive = [stored for i, stored, _ in part if not self._is_dead(i, stored, outcomes)]
+                    self._books().insert(alive)
             except sqlite3.Error as error:
                 for i, stored, _ in part:
                     outcomes[i] = self._failure("write", error, stored.block.key)
+
+    def _is_dead(self, number: int, stored: Stored, outcomes: list[Outcome]) -> bool:
+        """Whether a space was cleared while a copy of it was being written."""
+        is_dead = stored.slot.generation <= self._books().epochs.of(stored.block.space_id)
+        if is_dead:
+            outcomes[number] = MissReason.CLEARED
+        return is_dead
 
     def _wipe(self, slot: Slot) -> None:
         with suppress(FileNotFoundError), self._segments.to_wipe(slot.segment) as fd:
@@ -246,11 +272,10 @@ class DiskTier(Tier):
 
     # -- the rest
 
-    @property
-    def _rows(self) -> Index:
-        if self._index is None:
+    def _books(self) -> Rows:
+        if self._rows is None:
             raise TierUnavailable(self.name, "use", "the tier is not open")
-        return self._index
+        return self._rows
 
     @contextmanager
     def _as_tier_error(self, op: str) -> Iterator[None]:
