@@ -35,7 +35,6 @@ from kvcairn.types import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "UNKNOWN",
     "BlockRemoved",
     "BlockStored",
     "Cache",
@@ -66,6 +65,7 @@ __all__ = [
     "TierStats",
     "TierTimeout",
     "TierUnavailable",
+    "UNKNOWN",
     "UnsupportedError",
     "acquire_all",
     "lookup_all",

@@ -33,6 +33,8 @@ class Regions:
         Raises:
             LayoutError: the regions of a block do not add up to its bytes.
         """
+        if blocks and any(np.asarray(each).dtype.kind not in "iu" for each in buffers):
+            raise LayoutError("addresses and sizes must be whole numbers: a float cannot hold every address")
         columns = (blocks, -1) if blocks else (0, 1)
         try:
             addresses: npt.NDArray[np.uint64] = np.asarray(buffers[0], dtype=np.uint64).reshape(columns)

@@ -19,7 +19,7 @@ from kvcairn.layout import SpaceDescriptor
 from kvcairn.memory.lease import Frame, Lease, Reservation
 from kvcairn.space import Space
 from kvcairn.transfer.job import Job
-from kvcairn.types import BlockEvent, Hit, Stats
+from kvcairn.types import BlockEvent, Hit, MissReason, Stats
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class Cache:
         Raises:
             ConfigError: a tier cannot be opened as the settings say; nothing is left open.
         """
+        if not isinstance(config, Config):
+            raise TypeError(f"expected kvcairn.Config, as from Config.from_dict, got {type(config).__name__}")
         with cls._opening:
             known = cls._opened.get(config)
             if known is not None and known.join():
@@ -72,6 +74,9 @@ class Cache:
         Raises:
             LayoutError: its blocks are larger than the memory tier can hold.
         """
+        if not isinstance(descriptor, SpaceDescriptor):
+            raise TypeError(f"expected kvcairn.SpaceDescriptor, got {type(descriptor).__name__}")
+        self._link.check_open()
         with self._guard:
             space = self._spaces.get(descriptor.space_id)
             if space is None:
@@ -180,7 +185,12 @@ class Cache:
         self._link.close()
 
     def __enter__(self) -> Self:
-        """Return the cache."""
+        """Return the cache.
+
+        Raises:
+            ClosedError: it is closed.
+        """
+        self._link.check_open()
         return self
 
     def __exit__(
@@ -295,12 +305,15 @@ def acquire_all(spaces: Sequence[Space], keys: Sequence[bytes], start: int = 0, 
         raise ValueError("acquire_all needs at least one space")
     link = spaces[0].frame.link
     until_s = link.now() + deadline_s
-    count = lookup_all(spaces, keys, start).blocks
+    hit = lookup_all(spaces, keys, start)
+    count = hit.blocks
     while True:
         wanted = list(keys)[: start + count]
         leases = [space.acquire(wanted, start, max(0.0, until_s - link.now())) for space in spaces]
         common = min(lease.count for lease in leases)
         if all(lease.count == common for lease in leases):
+            for lease in leases if common < len(keys) - start else []:
+                lease.reason = lease.reason or hit.reason or MissReason.UNKNOWN
             return leases
         for lease in leases:
             lease.release()

@@ -97,9 +97,9 @@ def config_check(file: Path, as_json: Json = False) -> None:
 
 
 @config_app.command("schema")
-def config_schema_command() -> None:
-    """Print the JSON Schema of the settings."""
-    typer.echo(json.dumps(config_schema(), indent=2))
+def config_schema_command(as_json: Json = False) -> None:
+    """Print the JSON Schema of the settings; with --json on one line."""
+    typer.echo(json.dumps(config_schema(), indent=None if as_json else 2))
 
 
 @app.command()

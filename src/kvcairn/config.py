@@ -30,6 +30,7 @@ PAGE_BYTES: Final = 4096
 
 Bytes = Annotated[int, Meta(ge=1, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
 Seconds = Annotated[float, Meta(ge=0, extra={"unit": "seconds"}, extra_json_schema={"x-unit": "seconds"})]
+PositiveSeconds = Annotated[float, Meta(gt=0, extra={"unit": "seconds"}, extra_json_schema={"x-unit": "seconds"})]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 # `built` names the values that this version carries out; the others are refused, not ignored.
 Preset = Annotated[Literal["unified", "hicache", "lmcache"], Meta(extra={"built": ("unified",)})]
@@ -89,7 +90,7 @@ class DiskTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fie
     eviction: str = "lru"
     durability: Literal["none", "data", "full"] = "none"
     reserve_bytes: Bytes | None = field(default=None, name="reserve")
-    deadline_s: Seconds = field(default=5.0, name="deadline")
+    deadline_s: PositiveSeconds = field(default=5.0, name="deadline")
 
 
 class PrefetchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,6 +108,15 @@ class PrefetchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     base_s: Seconds = field(default=1.0, name="base")
     per_1024_tokens_s: Seconds = field(default=0.25, name="per_1024_tokens")
     time_to_live_s: Seconds = field(default=30.0, name="time_to_live")
+
+    def wait_s(self, policy: str | None, tokens: int) -> float | None:
+        """Return how long a start may wait for so many tokens; None: as long as it takes."""
+        policy = policy or self.policy
+        if policy not in ("best_effort", "wait_complete", "timeout"):
+            raise ValueError(f"unknown prefetch policy {policy!r}; there are best_effort, wait_complete, timeout")
+        if policy == "timeout":
+            return self.base_s + self.per_1024_tokens_s * tokens / 1024
+        return 0.0 if policy == "best_effort" else None
 
 
 BUILT_IN_TIERS: Final[Mapping[str, type[TierOptions]]] = MappingProxyType(
@@ -436,6 +446,7 @@ class ConfigReader:
     def _fail(self, path: str, reason: str, value: object = _NOTHING, remedy: str = "") -> NoReturn:
         variable = self._variables.get(path)
         reason = f"{reason} (set by {variable})" if variable else reason
+        remedy = remedy or "what it may be says 'kvcairn config schema'"
         if value is _NOTHING:
             raise ConfigError(path, reason, remedy=remedy)
         raise ConfigError(path, reason, value, remedy)

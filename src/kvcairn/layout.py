@@ -176,7 +176,14 @@ class SpaceDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     key_scheme: str = KEY_SCHEME
 
     def __post_init__(self) -> None:
-        """Refuse a block of no tokens."""
+        """Refuse what no engine means: a wrong type would silently be another space."""
+        for name in ("model", "weights", "tenant", "key_scheme"):
+            if not isinstance(getattr(self, name), str):
+                raise LayoutError(f"{name} must be a text, got {getattr(self, name)!r}")
+        if not isinstance(self.layout, KVLayout):
+            raise LayoutError(f"layout must be a KVLayout, got {self.layout!r}")
+        if self.rank not in (None, "replicated") and not isinstance(self.rank, RankSlice):
+            raise LayoutError(f'rank must be None, "replicated" or a RankSlice, got {self.rank!r}')
         tokens = self.block_tokens
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise LayoutError(f"block_tokens must be a positive whole number, got {tokens!r}")

@@ -350,6 +350,14 @@ class Link(Protocol):
         """Names this run of the core."""
         ...
 
+    def check_open(self) -> None:
+        """Do nothing where the cache is open, in this very process.
+
+        Raises:
+            ClosedError: it is not.
+        """
+        ...
+
     def call(self, request: Any) -> Any:
         """Handle one request; waits only for one short lock.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, MutableMapping, Sequence
 
 import numpy as np
@@ -53,7 +54,12 @@ class Space:
 
     @property
     def arena(self) -> memoryview:
-        """The memory that `offsets` of leases and reservations point into: flat, writable, bytes."""
+        """The memory that `offsets` of leases and reservations point into: flat, writable, bytes.
+
+        Raises:
+            ClosedError: the cache is closed.
+        """
+        self._frame.link.check_open()
         return self._frame.link.arena
 
     def part_bytes(self, group: int = 0) -> int:
@@ -92,7 +98,7 @@ class Space:
 
     def probe(self, keys: Sequence[bytes], start: int = 0, deadline_s: float = 0.1, parent: Parent = None) -> Hit:
         """Return the same as `lookup`, after asking foreign tiers once. Managed tiers are never asked."""
-        request = rq.Probe(self._frame.space, *_chain(keys, start, parent), deadline_s)
+        request = rq.Probe(self._frame.space, *_chain(keys, start, parent), seconds(deadline_s))
         reply: rq.HitReply = self._frame.link.call(request)
         return reply.hit
 
@@ -118,8 +124,9 @@ class Space:
         Raises:
             ValueError: there is no such policy.
         """
-        wait_s = self._prefetch_wait_s(policy or self._prefetch.policy, len(keys) - start)
-        request = rq.Prefetch(self._frame.space, *_chain(keys, start, parent), priority, deadline_s)
+        wait_s = self._prefetch.wait_s(policy, max(0, len(keys) - start) * self.descriptor.block_tokens)
+        limit_s = None if deadline_s is None else seconds(deadline_s)
+        request = rq.Prefetch(self._frame.space, *_chain(keys, start, parent), int(priority), limit_s)
         job = Job(self._frame, self._frame.link.call(request), wait_s)
         self._frame.jobs[job.number] = job
         return job
@@ -130,7 +137,7 @@ class Space:
         With `deadline_s=0` that is what is in memory now; slower tiers are not asked. A shorter lease says why
         (`lease.reason`). Release it, or use it in `with`.
         """
-        wait_s = max(0.0, deadline_s)
+        wait_s = seconds(deadline_s)
         return self._lease(rq.Acquire(self._frame.space, *_chain(keys, start, parent), wait_s), wait_s)
 
     def reserve(
@@ -150,9 +157,7 @@ class Space:
         """
         chain, start, above = _chain(keys, start, parent)
         chain = _unique(chain)
-        wanted = None if parts is None else [list(groups) for groups in parts]
-        if wanted is not None and len(wanted) != len(chain) - start:
-            raise LayoutError(f"parts names the groups of {len(wanted)} blocks, {len(chain) - start} are asked for")
+        wanted = None if parts is None else self._checked_parts(parts, len(chain) - start)
         request = rq.Reserve(self._frame.space, chain, start, above, wanted)
         return Reservation(self._frame, chain, self._frame.link.call(request))
 
@@ -176,7 +181,7 @@ class Space:
             if view.nbytes != self.block_bytes:
                 raise LayoutError(f"block {number} has {view.nbytes} bytes, blocks here have {self.block_bytes}")
         link = self._frame.link
-        until_s = link.now() + deadline_s
+        until_s = link.now() + seconds(deadline_s)
         while True:
             seen = link.version()
             with self.reserve(chain, parent=parent) as slots:
@@ -185,7 +190,7 @@ class Space:
                 slots.commit()
             if slots.reason is None and not slots.in_flight:
                 break
-            if not link.wait(lambda seen=seen: link.version() > seen + 1, until_s - link.now()):  # type: ignore[misc]
+            if not self._has_changed(seen + 1, until_s):
                 break
         flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
         return flags.flags
@@ -194,9 +199,9 @@ class Space:
         """Return the bytes of the longest run that can be had by the deadline; shorter than `keys` after a miss."""
         with self.acquire(keys, deadline_s=deadline_s, parent=parent) as lease:
             groups = range(len(self._frame.part_bytes))
-            if len(groups) == 1:
-                return [lease.copy(block) for block in range(lease.count)]
             offsets = [lease.offsets(group) for group in groups]
+            if len(groups) == 1:  # joining would copy once more, with the GIL
+                return [lease.copy(block) if offsets[0][block] >= 0 else b"" for block in range(lease.count)]
             return [
                 b"".join([lease.copy(block, group) for group in groups if offsets[group][block] >= 0])
                 for block in range(lease.count)
@@ -213,7 +218,7 @@ class Space:
         """
         chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
-        return CopyJob(self._frame, len(chain), LoadInto(self._frame, self._lease, chain, regions, deadline_s))
+        return CopyJob(self._frame, len(chain), LoadInto(self._frame, self._lease, chain, regions, seconds(deadline_s)))
 
     def store_from(
         self, keys: Sequence[bytes], buffers: Buffers, deadline_s: float = 1.0, parent: Parent = None
@@ -249,12 +254,10 @@ class Space:
         """Tell what is known about the future of these blocks; return how many of them are pinned now.
 
         Raises:
-            ValueError: a hint is out of its range.
+            TypeError: `hints` is no `Hints`.
         """
-        if not 0 <= hints.priority <= 100:
-            raise ValueError(f"priority must be 0 to 100, got {hints.priority}")
-        if hints.ttl_s is not None and not hints.ttl_s >= 0:
-            raise ValueError(f"ttl_s must not be negative, got {hints.ttl_s}")
+        if not isinstance(hints, Hints):
+            raise TypeError(f"expected kvcairn.Hints, got {hints!r}")
         reply: rq.Value = self._frame.link.call(rq.Hint(self._frame.space, _list(keys), 0, None, hints))
         return int(reply.value or 0)
 
@@ -262,6 +265,15 @@ class Space:
     def frame(self) -> Frame:
         """What handles of this space are made with."""
         return self._frame
+
+    def _checked_parts(self, parts: Sequence[Sequence[int]], blocks: int) -> list[list[int]]:
+        groups = len(self._frame.part_bytes)
+        wanted = [list(each) for each in parts]
+        if len(wanted) != blocks:
+            raise LayoutError(f"parts names the groups of {len(wanted)} blocks, {blocks} are asked for")
+        if any(group not in range(groups) for each in wanted for group in each):
+            raise LayoutError(f"parts names a group that there is not: there are 0 to {groups - 1}")
+        return wanted
 
     def _lease(self, request: rq.Acquire, wait_s: float) -> Lease:
         """Acquire, again and again while copies turn out to be damaged: each of those is dropped."""
@@ -275,6 +287,11 @@ class Space:
             if damaged is None:
                 return Lease(self._frame, leased)
             link.call(rq.Damaged(leased.lease, damaged))
+
+    def _has_changed(self, version: int, until_s: float) -> bool:
+        """Wait until the cache is beyond `version`; False at the deadline."""
+        link = self._frame.link
+        return link.now() < until_s and link.wait(lambda: link.version() > version, until_s - link.now())
 
     def _await(self, job: int, until_s: float) -> rq.Leased:
         """Wait for a job of `acquire` and turn it into a lease."""
@@ -293,22 +310,19 @@ class Space:
             if leased is None:  # interrupted: nobody else would end the job
                 quietly(lambda: link.call(rq.JobClose(job)))
 
-    def _prefetch_wait_s(self, policy: str, blocks: int) -> float | None:
-        if policy == "best_effort":
-            return 0.0
-        if policy == "wait_complete":
-            return None
-        if policy == "timeout":
-            tokens = max(0, blocks) * self.descriptor.block_tokens
-            return self._prefetch.base_s + self._prefetch.per_1024_tokens_s * tokens / 1024
-        raise ValueError(f"unknown prefetch policy {policy!r}; there are best_effort, wait_complete, timeout")
-
     def _fill(self, slots: Reservation, at: int, block: memoryview) -> None:
         begin = 0
         for group, nbytes in enumerate(self._frame.part_bytes):
             if slots.offsets(group)[at] >= 0:
                 copy_bytes(block[begin : begin + nbytes], slots.part(at, group))
             begin += nbytes
+
+
+def seconds(deadline_s: float) -> float:
+    """Return a deadline that is a number; what is over already is 0."""
+    if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or math.isnan(deadline_s):
+        raise ValueError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
+    return max(0.0, float(deadline_s))
 
 
 def _chain(keys: Sequence[bytes], start: int, parent: Parent) -> tuple[list[bytes], int, bytes | None]:

@@ -110,6 +110,17 @@ class Hints(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None
     ends_session: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse what is out of range."""
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or not 0 <= self.priority <= 100:
+            raise ValueError(f"priority must be a whole number from 0 to 100, got {self.priority!r}")
+        if self.ttl_s is not None and not (isinstance(self.ttl_s, int | float) and self.ttl_s >= 0):
+            raise ValueError(f"ttl_s must be seconds from 0 up, or None, got {self.ttl_s!r}")
+        if not isinstance(self.pin, bool) or not isinstance(self.ends_session, bool):
+            raise ValueError(f"pin and ends_session are True or False, got {self.pin!r} and {self.ends_session!r}")
+        if self.session is not None and not isinstance(self.session, str):
+            raise ValueError(f"session must be a text or None, got {self.session!r}")
+
 
 class RankSlice(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of the model a rank holds: parallel ranks and sizes, its layers and heads."""
@@ -122,6 +133,13 @@ class RankSlice(msgspec.Struct, frozen=True, kw_only=True):
     cp_size: int = 1
     layers: tuple[int, int] | None = None
     heads: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a rank that is none of its group."""
+        for name in ("tp", "pp", "cp"):
+            rank, size = getattr(self, name), getattr(self, f"{name}_size")
+            if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size):
+                raise ValueError(f"{name} must be 0 to {name}_size - 1, got {rank!r} of {size!r}")
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag="stored"):
@@ -150,7 +168,7 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         capacity_bytes: the bound; `used_bytes` never exceeds it.
-        used_bytes: slots given out, whatever their state, and what the tier keeps for its own books.
+        used_bytes: slots given out, whatever their state; a disk keeps up to 4 % of its capacity for its index besides.
         leased_bytes: slots that a lease, job or transfer holds.
         quarantined_bytes: slots that something may still touch, not to be given out.
         rounding_bytes: part of `used_bytes` that carries no payload.

@@ -146,7 +146,7 @@ def latency(bench: str, name: str, unit: str, limit: float, measured: tuple[Pair
     )
 
 
-def rate(bench: str, name: str, nbytes: int, limit: float | None, measured: tuple[Pairs, Pairs]) -> Figure:
+def rate(bench: str, name: str, nbytes: int, limit: float, measured: tuple[Pairs, Pairs]) -> Figure:
     """Return the figure of a transfer of `nbytes` in GB/s; its ratio is ours to the reference, more is better."""
     pairs, _ = measured
     low, value, high = quartiles([nbytes / ns for ns in pairs.ours])
@@ -165,6 +165,13 @@ def rate(bench: str, name: str, nbytes: int, limit: float | None, measured: tupl
         attempts=pairs.attempts,
         noisy=pairs.is_void,
     )
+
+
+def cost(bench: str, name: str, times: Sequence[Time]) -> Figure:
+    """Return the figure of what a call costs in microseconds of CPU time, compared with nothing."""
+    low, value, high = quartiles([time.cpu_ns / 1e3 for time in times])
+    wall = statistics.median(time.wall_ns / 1e3 for time in times)
+    return Figure(bench=bench, name=name, value=value, unit="us", runs=len(times), low=low, high=high, wall=wall)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

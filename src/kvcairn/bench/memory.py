@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -9,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvcairn.bench.figures import ATTEMPTS, PAIRS, Contender, Figure, Time, measure, rate, timed
-from kvcairn.bench.gil import watching
+from kvcairn.bench.figures import ATTEMPTS, PAIRS, Contender, Figure, Time, cost, measure, rate, timed
+from kvcairn.bench.gil import first_in_line, watching
 from kvcairn.cache import Cache
 from kvcairn.config import Config
 from kvcairn.errors import KVCairnError
@@ -39,11 +40,10 @@ def run_memory(block_tokens: int = BLOCK_TOKENS, pairs: int = PAIRS, gil_runs: i
     with Cache.open(_config(nbytes)) as cache:
         traffic = Traffic(cache.space(space_of), nbytes)
         traffic.warm_up()
-        for suffix, blocks, limit in (("", RUN_BLOCKS, 0.9), ("_1", 1, None)):
-            store = measure(traffic.store(blocks), traffic.copy_in(blocks), pairs=pairs)
-            yield rate(_BENCH, f"store{suffix}", blocks * nbytes, limit, store)
-            load = measure(traffic.load(blocks), traffic.copy_out(blocks), pairs=pairs)
-            yield rate(_BENCH, f"load{suffix}", blocks * nbytes, limit, load)
+        yield rate(_BENCH, "store", RUN_BLOCKS * nbytes, 0.9, measure(traffic.store, traffic.copy_in, pairs=pairs))
+        yield rate(_BENCH, "load", RUN_BLOCKS * nbytes, 0.9, measure(traffic.load(), traffic.copy_out, pairs=pairs))
+        yield cost(_BENCH, "store_call", [traffic.store_call() for _ in range(pairs)])
+        yield cost(_BENCH, "load_call", [traffic.load_call() for _ in range(pairs)])
         yield _gil_hold(traffic, gil_runs)
 
 
@@ -56,30 +56,26 @@ class Traffic:
         self._engine: Bytes = np.arange(nbytes // 4, dtype=np.uint32).view(np.uint8)
         self._out: Bytes = np.ones(nbytes, dtype=np.uint8)
         self._plain = [np.ones(nbytes, dtype=np.uint8) for _ in range(RUN_BLOCKS)]
-        self._next_plain = itertools.cycle(self._plain)
         self._names = itertools.count()
 
     def warm_up(self) -> None:
         """Go through every slot and every buffer more than once."""
-        for run in (self.store, self.copy_in, self.load, self.copy_out):
-            for _ in range(2 * TIER_BLOCKS // RUN_BLOCKS):
-                run(RUN_BLOCKS)()
+        for _ in range(2 * TIER_BLOCKS // RUN_BLOCKS):
+            self.store()
+            self.copy_in()
+            self.copy_out()
 
-    def store(self, blocks: int) -> Contender:
-        """Reserve, copy, commit; blocks that were stored long ago make room."""
+    def store(self) -> Time:
+        """Reserve, copy, commit a run; blocks that were stored long ago make room."""
+        keys = self._new_keys(RUN_BLOCKS)
+        return timed(lambda: self._store(keys))
 
-        def run() -> Time:
-            keys = self._new_keys(blocks)
-            return timed(lambda: self._store(keys))
-
-        return run
-
-    def load(self, blocks: int) -> Contender:
-        """Acquire, copy out, release; other blocks than the last time."""
-        chains = [self._new_keys(blocks) for _ in range(TIER_BLOCKS // blocks // 2)]
-        for keys in chains:
+    def load(self) -> Contender:
+        """Acquire, copy out, release a run: one of two in turn."""
+        runs = [self._new_keys(RUN_BLOCKS) for _ in range(TIER_BLOCKS // RUN_BLOCKS)]
+        for keys in runs:
             self._store(keys)
-        turn = itertools.cycle(chains)
+        turn = itertools.cycle(runs)
 
         def run() -> Time:
             keys = next(turn)
@@ -87,23 +83,25 @@ class Traffic:
 
         return run
 
-    def copy_in(self, blocks: int) -> Contender:
+    def store_call(self) -> Time:
+        """Reserve and commit one block and copy nothing, right after other bytes have filled the processor's caches."""
+        keys = self._new_keys(1)
+        np.copyto(self._out, self._engine)
+        return timed(lambda: self._space.reserve(keys).commit())
+
+    def load_call(self) -> Time:
+        """Acquire and release one block and copy nothing, likewise."""
+        keys = self._new_keys(1)
+        self._store(keys)
+        return timed(lambda: self._space.acquire(keys, deadline_s=0).release())
+
+    def copy_in(self) -> Time:
         """Copy the engine's bytes to as many plain buffers."""
+        return timed(lambda: _copy_all(self._plain, [self._engine] * RUN_BLOCKS))
 
-        def run() -> Time:
-            targets = [next(self._next_plain) for _ in range(blocks)]
-            return timed(lambda: _copy_all(targets, [self._engine] * blocks))
-
-        return run
-
-    def copy_out(self, blocks: int) -> Contender:
+    def copy_out(self) -> Time:
         """Copy as many plain buffers to the engine."""
-
-        def run() -> Time:
-            sources = [next(self._next_plain) for _ in range(blocks)]
-            return timed(lambda: _copy_all([self._out] * blocks, sources))
-
-        return run
+        return timed(lambda: _copy_all([self._out] * RUN_BLOCKS, self._plain))
 
     def moves(self) -> dict[str, Callable[[], object]]:
         """Every way in which 64 MiB go in or out, by name. What is returned is kept until the watch has looked."""
@@ -114,7 +112,7 @@ class Traffic:
             "acquire": lambda: self._load(keys),
             "put": lambda: self._space.put(self._new_keys(GIL_BLOCKS), [self._engine] * GIL_BLOCKS),
             "get": lambda: self._space.get(keys),
-            "plain": self.copy_in(GIL_BLOCKS),
+            "plain": lambda: _copy_all(self._plain[:GIL_BLOCKS], [self._engine] * GIL_BLOCKS),
         }
 
     def _new_keys(self, blocks: int) -> list[bytes]:
@@ -145,7 +143,7 @@ def _gil_hold(traffic: Traffic, runs: int) -> Figure:
     plain_ns = attempt = 0
     while attempt < ATTEMPTS and (not seen or plain_ns > _STEADY_NS):
         attempt += 1
-        with watching() as watch:
+        with first_in_line() if attempt > 1 else contextlib.nullcontext(), watching() as watch:
             moves = traffic.moves()
             seen += [{name: watch.longest_gap_ns(move) for name, move in moves.items()} for _ in range(runs)]
         plain_ns = min(run["plain"] for run in seen)

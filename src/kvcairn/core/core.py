@@ -134,7 +134,8 @@ class Core:
     def _acquire(self, request: rq.Acquire) -> rq.Leased:
         state = self.state
         space, keys = self._wanted(request)
-        walk = state.walker.walk(space, keys, state.now())
+        look = state.walker.walk_ahead if request.wait_s > 0 else state.walker.walk
+        walk = look(space, keys, state.now())
         self._seen(walk.rows[: walk.length])
         lengths = state.walker.in_memory(space, walk.rows[: walk.length], state.now())
         here = lengths[-1] if lengths else 0
@@ -153,7 +154,7 @@ class Core:
     def _prefetch(self, request: rq.Prefetch) -> rq.JobStatus:
         state = self.state
         space, keys = self._wanted(request)
-        walk = state.walker.walk(space, keys, state.now())
+        walk = state.walker.walk_ahead(space, keys, state.now())
         self._seen(walk.rows[: walk.length])
         job = self._loads.start(
             space,
@@ -294,7 +295,7 @@ class Core:
         self.state.ledger.share(hold)
         reply: dict[str, Any] = {"kind": kind, "space": hold.space.number, "keys": hold.keys}
         if kind == "lease":
-            reply["lease"] = self._leases.describe(hold, None)
+            reply["lease"] = self._leases.describe(hold)
         elif kind == "reservation":
             reply["reservation"] = self._store.describe(hold)
         else:

@@ -82,7 +82,8 @@ class Drops:
         def done(_: Any, error: TierError | None) -> None:
             with self._state.changed:
                 level.tasks -= 1
-                level.note(error, self._state.now())
+                if error is not None:  # that it worked says nothing about reads and writes
+                    level.note(error, self._state.now())
                 self._state.notify()
 
         task = Task(level.name, op, run, done, lambda: None, priority, level.timeout_s)

@@ -61,4 +61,5 @@ class Pins:
         if space is not None:
             memory = self._state.memory.residency
             self._bytes -= memory.slot_bytes(space, group)
-            memory.unpin(space, group, np.array([row], dtype=np.intp))
+            rows = np.array([row], dtype=np.intp)
+            memory.unpin(space, group, rows, memory.of(group).slot[rows].copy())

@@ -9,6 +9,7 @@ from kvcairn.core.residency import Residency
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.errors import LeaseError
 from kvcairn.index.arrays import Rows
+from kvcairn.memory.slots import Addresses
 
 Kind = Literal["lease", "reservation", "job"]
 
@@ -21,14 +22,14 @@ class Hold:
         kind: what a client knows it as.
         space: the space of all of them.
         keys: the chain it was made for.
-        pinned: rows pinned, by tier and group.
+        pinned: rows pinned, by tier and group, with the addresses that their copies had then.
         shares: handles that refer to it: the first one, and one for each adopted ticket.
     """
 
     kind: Kind
     space: SpaceInfo
     keys: list[bytes]
-    pinned: list[tuple[Residency, int, Rows]] = field(default_factory=list)
+    pinned: list[tuple[Residency, int, Rows, Addresses]] = field(default_factory=list)
     shares: int = 1
     number: int = 0
 
@@ -72,7 +73,7 @@ class Ledger:
         """Pin READY copies on one tier for a hold."""
         if rows.size:
             residency.pin(hold.space, group, rows)
-            hold.pinned.append((residency, group, rows))
+            hold.pinned.append((residency, group, rows, residency.of(group).slot[rows].copy()))
 
     def share(self, hold: Hold) -> None:
         """One more handle refers to the hold."""
@@ -90,8 +91,8 @@ class Ledger:
     def unpin(self, hold: Hold) -> None:
         """Let go of everything that a hold pins."""
         pinned, hold.pinned = hold.pinned, []
-        for residency, group, rows in pinned:
-            residency.unpin(hold.space, group, rows)
+        for residency, group, rows, addresses in pinned:
+            residency.unpin(hold.space, group, rows, addresses)
 
     def open_holds(self) -> list[Hold]:
         """All open holds."""

@@ -13,7 +13,7 @@ class HungCall:
     def __init__(self, state: State) -> None:
         """Not given up, not returned."""
         self._state = state
-        self._free: Callable[[], None] | None = None
+        self._frees: list[Callable[[], None]] = []
         self._has_returned = False
 
     def leave(self, free: Callable[[], None]) -> None:
@@ -21,13 +21,13 @@ class HungCall:
         if self._has_returned:
             free()
         else:
-            self._free = free
+            self._frees.append(free)
 
     def returned(self) -> None:
         """The call came back, on a transfer thread."""
         with self._state.changed:
             self._has_returned = True
-            if self._free is not None:
-                free, self._free = self._free, None
+            frees, self._frees = self._frees, []
+            for free in frees:
                 free()
             self._state.notify()

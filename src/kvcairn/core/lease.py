@@ -22,7 +22,7 @@ class Leases:
     def __init__(self, state: State, drops: Drops) -> None:
         """Work on that state."""
         self._state, self._drops = state, drops
-        self._rows: dict[int, Rows] = {}  # by lease: rows of its blocks
+        self._open: dict[int, tuple[Rows, Leased]] = {}  # by lease: rows of its blocks, and what the client knows
         self._counted: dict[int, tuple[int, Levels, MissReason | None]] = {}  # by lease
 
     def make(
@@ -56,12 +56,17 @@ class Leases:
         hold = self._state.ledger.add(Hold("lease", space, keys))
         for group, (low, high) in enumerate(space.ranges(length)):
             self._state.ledger.pin(hold, memory, group, rows[low:high])
-        self._rows[hold.number] = rows[:length]
-        return self.describe(hold, reason if length < len(keys) else None)
+        leased = self._describe(hold, rows[:length], reason if length < len(keys) else None)
+        self._open[hold.number] = rows[:length], leased
+        return leased
 
-    def describe(self, hold: Hold, reason: MissReason | None) -> Leased:
-        """Return a lease as the public value: where its blocks lie, and the checksums that are to be verified."""
-        rows, space = self._rows[hold.number], hold.space
+    def describe(self, hold: Hold) -> Leased:
+        """Return an open lease, for a process that adopts it."""
+        return self._open[hold.number][1]
+
+    def _describe(self, hold: Hold, rows: Rows, reason: MissReason | None) -> Leased:
+        """Say where the blocks of a lease lie, and which checksums are to be verified."""
+        space = hold.space
         offsets, checksums = [], []
         verify = self._state.config.verify_memory
         for group, (low, high) in enumerate(space.ranges(rows.size)):
@@ -78,16 +83,19 @@ class Leases:
         hold = self._state.ledger.find(number, "lease")
         if hold is None or not self._state.ledger.end(hold):
             return
-        rows = self._rows.pop(number)
+        rows, _ = self._open.pop(number)
         self._counted.pop(number, None)
         self._state.memory.residency.policy.touch(rows, self._state.now())
 
     def damaged(self, number: int, block: int) -> None:
         """Drop a copy that failed its checksum, and undo the lease with all that it counted."""
         hold = self._state.ledger.get(number, "lease")
-        row = self._rows[number][block : block + 1]
+        rows, leased = self._open[number]
+        row = rows[block : block + 1]
         for group in range(len(hold.space.groups)):
-            self._drops.copies(self._state.memory, hold.space, group, row, MissReason.CORRUPT)
+            slot = self._state.memory.residency.of(group).slot[row]
+            if int(slot[0]) * PAGE_BYTES == leased.offsets[group][block]:  # else it is gone already
+                self._drops.copies(self._state.memory, hold.space, group, row, MissReason.CORRUPT)
         asked, levels, reason = self._counted.pop(number)
         self._state.count(asked, levels, reason, times=-1)
         hold.shares = 1

@@ -28,7 +28,6 @@ class Level:
     write_policy: str = "none"
     timeout_s: float = 5.0
     capacity_bytes: int = 0
-    overhead_bytes: int = 0  # part of the capacity that the tier keeps for its own books
     breaker: Breaker = field(default_factory=Breaker)
     errors: dict[str, int] = field(default_factory=dict)
     writes_dropped: dict[str, int] = field(default_factory=dict)
@@ -65,7 +64,7 @@ class Level:
 
         def free() -> None:
             self.residency.counts.quarantined_bytes -= nbytes
-            self.residency.give_back(addresses)
+            self.residency.allocator.give(addresses)
 
         return free
 
@@ -78,7 +77,7 @@ class Level:
         )
         return TierStats(
             capacity_bytes=self.capacity_bytes,
-            used_bytes=residency.allocator.used_bytes + self.overhead_bytes,
+            used_bytes=residency.allocator.used_bytes,
             leased_bytes=residency.counts.pinned_bytes,
             quarantined_bytes=residency.counts.quarantined_bytes,
             rounding_bytes=padding,

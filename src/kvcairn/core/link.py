@@ -36,13 +36,13 @@ class Direct:
 
     def read(self, begin: int, nbytes: int) -> bytes:
         """Return a copy of bytes of the arena."""
-        self._must_be_open()
+        self.check_open()
         return self.core.state.arena.read(begin, nbytes)
 
     def call(self, request: Any) -> Any:
         """Handle one request."""
         if self._is_fork or not isinstance(request, _AFTER_CLOSE):
-            self._must_be_open()
+            self.check_open()
         if isinstance(request, AddTier | DetachTier):
             return self._change_tiers(request)
         return self.core.call(request)
@@ -50,12 +50,12 @@ class Direct:
     def wait(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait for `done()`."""
         if self._is_fork:
-            self._must_be_open()
+            self.check_open()
         return self.core.state.executor.pause(self.core.state.changed, done, timeout_s)
 
     def run(self, work: Callable[[], None], failed: Callable[[str], None]) -> None:
         """Run `work` on a transfer thread."""
-        self._must_be_open()
+        self.check_open()
 
         def done(_: Any, error: TierError | None) -> None:
             if error is not None:
@@ -77,12 +77,12 @@ class Direct:
 
     def when(self, event: Completion, then: Callable[[], None]) -> None:
         """Call `then` once the event has ended."""
-        self._must_be_open()
+        self.check_open()
         self.core.state.executor.when(event, then)
 
     def fileno(self) -> int:
         """Return the eventfd."""
-        self._must_be_open()
+        self.check_open()
         return self.core.state.eventfd
 
     def now(self) -> float:
@@ -101,7 +101,8 @@ class Direct:
         """This process is a fork: the core, and whatever lock was held, belong to the parent."""
         self._is_open, self._is_fork = False, True
 
-    def _must_be_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ClosedError unless the cache is open, in this very process."""
         if not self._is_open:
             raise ClosedError("the cache is closed, or was opened by the parent of this process")
 

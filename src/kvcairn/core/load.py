@@ -114,6 +114,7 @@ class Loads:
 
     def lease(self, job: Job, count: int | None, late: MissReason) -> Leased:
         """End a job and return a lease of what it brought, at most `count` blocks; `late` is why it waits no more."""
+        self._cut_stale(job)
         ready = job.ready
         have = ready if count is None else min(ready, count)
         why = job.reason
@@ -178,9 +179,7 @@ class Loads:
     def _advance(self, job: Job) -> None:
         """Pin what has arrived, ask for what is missing, and see whether the job is done. Idempotent."""
         waits, moving = False, False
-        stale = np.flatnonzero(self._state.tree.nodes.serial[job.walk.rows[: job.limit]] != job.serials[: job.limit])
-        if stale.size:
-            self._cut(job, 0, int(stale[0]))
+        self._cut_stale(job)
         for group, (low, high) in enumerate(job.needs):
             high = min(high, job.limit)
             todo = low + np.flatnonzero(~job.have[group][low:high])
@@ -196,9 +195,15 @@ class Loads:
             waits = waits or bool((~job.have[group][low : min(high, job.limit)]).any())
         job.is_stalled = waits and not moving
         if not waits:
-            self._end(job, JobState.READY if job.limit else JobState.FAILED)
+            self._end(job, JobState.READY if job.limit or not job.asked else JobState.FAILED)
         elif moving:
             job.state = JobState.LOADING
+
+    def _cut_stale(self, job: Job) -> None:
+        """Cut a job before the first row that is another block by now."""
+        stale = np.flatnonzero(self._state.tree.nodes.serial[job.walk.rows[: job.limit]] != job.serials[: job.limit])
+        if stale.size:
+            self._cut(job, 0, int(stale[0]))
 
     def _hold_sources(self, job: Job) -> None:
         """Pin what is to be read on the slower tiers, so that nothing of the chain leaves while it loads."""

@@ -29,6 +29,7 @@ from kvcairn.tiers.base import Delete, Tier, TierContext
 from kvcairn.tiers.inventory import Inventory
 from kvcairn.transfer.executor import Executor, ThreadExecutor
 from kvcairn.transfer.task import Task
+from kvcairn.types import MissReason
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def open_core(config: Config, *, executor: Executor | None = None, wrap: Wrap | 
     state = State(config, executor, arena, tree, spaces, fastest, readers, levels, walker, Ledger())
     state.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) if hasattr(os, "eventfd") else -1
     if options.poison:
-        memory.on_free = lambda addresses: _poison(arena, memory.allocator, addresses)
+        allocator.on_free = lambda addresses: _poison(arena, allocator, addresses)
     core = Core(state)
     with ExitStack() as on_failure:
         on_failure.callback(close_core, core)
@@ -99,15 +100,22 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
         level = _level(core.state, tier, options, path)
         with core.state.changed:
             left = restore(core.state, level, found)
-        gone = sorted(set(found.place[:, 0].tolist()) - level.residency.allocator.segments.keys())
-        try:
-            tier.retire(gone)  # before anything is written: the capacity may be smaller than it was
-        except TierError as error:
-            raise ConfigError(path, str(error)) from error
+        _make_fit(level, left)
         with core.state.changed:
             core.attach(level)
-            core.drops.delete(level, [each for each in left if each.slot and each.slot.segment not in gone])
         on_failure.pop_all()
+
+
+def _make_fit(level: Level, left: list[Delete]) -> None:
+    """Give the space of what finds no place back, before anything new is stored."""
+    allocator, tier = level.residency.allocator, level.tier
+    assert tier is not None
+    retired, allocator.retired = allocator.retired, []
+    try:
+        tier.retire(retired)
+        tier.delete(left)
+    except TierError as error:
+        raise ConfigError(f"{level.name}.capacity", f"the tier holds more, and cannot be trimmed: {error}") from error
 
 
 def close_core(core: Core) -> None:
@@ -130,14 +138,19 @@ def restore(state: State, level: Level, found: Inventory) -> list[Delete]:
     """Take up what an earlier run left on a tier; return what finds no place any more."""
     if not len(found):
         return []
+    allocator = level.residency.allocator
     order = np.argsort(-found.place[:, 4], kind="stable")
-    is_wanted = ~found.outdated()[order]
+    wanted = order[~found.outdated()[order]]
     addresses = np.full(len(found), -1, dtype=np.int32)
-    addresses[order[is_wanted]] = level.residency.allocator.restore(found.place[order[is_wanted]])
+    addresses[wanted] = allocator.restore(found.place[wanted])
     for space_id, mine in found.spaces():
+        space = state.spaces.known(space_id)
+        for i in mine[addresses[mine] < 0].tolist():
+            space.rows.ghosts.remember(found.key[i], MissReason.EVICTED)
         mine = mine[addresses[mine] >= 0]
         if mine.size:
-            _restore_space(state, level, state.spaces.known(space_id), found.take(mine), addresses[mine])
+            _restore_space(state, level, space, found.take(mine), addresses[mine])
+    allocator.retired += sorted(set(found.place[:, 0].tolist()) - allocator.segments.keys())
     left = [Delete(item.block, item.slot) for item in found.take(np.flatnonzero(addresses < 0))]
     if left:
         logger.warning("tier %r: %d blocks of an earlier run do not fit and are dropped", level.name, len(left))
@@ -154,16 +167,13 @@ def _restore_space(state: State, level: Level, space: SpaceInfo, found: Inventor
         space.part_bytes.setdefault(group, int(found.nbytes[mine[0]]))
         residency.restore(group, rows[mine], addresses[mine])
         residency.of(group).checksum[rows[mine]] = found.checksum[mine]
-    newest = rows[np.argsort(-found.place[:, 4], kind="stable")]
-    distinct = np.fromiter(dict.fromkeys(newest.tolist()), dtype=np.intp)
-    residency.policy.add(tree.leaves_last(distinct), state.now())
+    residency.policy.add(tree.by_recency(rows, found.place[:, 4]), state.now())
 
 
 def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
     given: dict[str, Any] = {name: getattr(options, name) for name in options.__struct_fields__}
-    overhead = tier.overhead_bytes
     try:
-        allocator = SlotAllocator(given["capacity_bytes"] - overhead, tier.region_bytes)
+        allocator = SlotAllocator(given["capacity_bytes"] - tier.overhead_bytes, tier.region_bytes)
     except ValueError as error:
         raise ConfigError(f"{path}.capacity", str(error), given["capacity_bytes"]) from error
     allocator.go_on_from(tier.last_generation)
@@ -177,7 +187,6 @@ def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
         write_policy=given.get("write_policy", "through"),
         timeout_s=given.get("deadline_s", 5.0),
         capacity_bytes=given["capacity_bytes"],
-        overhead_bytes=overhead,
     )
     for space in state.spaces:
         for group in space.part_bytes:

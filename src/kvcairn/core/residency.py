@@ -1,15 +1,15 @@
 """What lies on one tier: slots, states, holds and the order of leaving. Bookkeeping only, no bytes are moved.
 
 A copy is claimed (RESERVED or WRITING, with its writer counted in `busy`), published (READY) and dropped. A copy that
-is dropped while something still reads or writes it turns EVICTING: nobody finds it any more, and its slot is freed
-with the last hold.
+is dropped while a transfer still reads or writes it turns EVICTING: nobody finds it any more, and it goes when the
+transfer ends. A slot that a lease or a reservation still holds then outlives its copy as an *orphan*: it belongs to
+its holders alone, and the block can be stored anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
+import numpy.ma  # np.unique loads it at its first call otherwise: some 10 ms in the middle of a store
 
 from kvcairn.core.events import Readers
 from kvcairn.core.spaces import SpaceInfo
@@ -20,6 +20,7 @@ from kvcairn.memory.slots import Addresses, SlotAllocator
 from kvcairn.policy.eviction.base import EvictionPolicy
 from kvcairn.types import CopyState, MissReason
 
+RESERVED, WRITING = int(CopyState.RESERVED), int(CopyState.WRITING)
 READY, EVICTING = int(CopyState.READY), int(CopyState.EVICTING)
 
 
@@ -73,9 +74,9 @@ class Residency:
         self.name, self.tree, self.allocator, self.policy = name, tree, allocator, policy
         self.fastest, self.readers = fastest, readers
         self.copies: list[Copies] = []
+        self.orphans: dict[int, int] = {}  # holders by address
         self.counts = Counts()
         self.header_bytes = 0
-        self.on_free: Callable[[Addresses], None] = lambda addresses: None
 
     def of(self, group: int) -> Copies:
         """Return the columns of a group, made if need be."""
@@ -121,7 +122,7 @@ class Residency:
         self.readers.stored(self.name, rows[is_new])
 
     def drop(self, group: int, rows: Rows, reason: MissReason) -> None:
-        """Make copies unreadable now, and free their slots, at once or with their last hold."""
+        """Make copies unreadable now, and free their slots: at once, or when the last that holds them lets go."""
         copies = self.copies[group]
         state = copies.state[rows]
         alive = (state != 0) & (state != EVICTING)
@@ -140,6 +141,7 @@ class Residency:
         if ready.size < rows.size:
             written = rows[state != READY]
             self.tree.note_gone(written[self.tree.nodes.copies[written] == 1], reason)
+            self._leave_to_writer(group, rows[state == RESERVED])
         self.free_unheld(group, rows)
 
     def abandon(self, group: int, rows: Rows, reason: MissReason | None) -> Addresses:
@@ -164,27 +166,37 @@ class Residency:
         self.counts.pinned_bytes += int((pins[rows] == 0).sum()) * self.slot_bytes(space, group)
         pins[rows] += 1
 
-    def unpin(self, space: SpaceInfo, group: int, rows: Rows) -> None:
-        """End a hold."""
-        pins = self.copies[group].pins
-        pins[rows] -= 1
-        self.counts.pinned_bytes -= int((pins[rows] == 0).sum()) * self.slot_bytes(space, group)
-        self.free_unheld(group, rows)
+    def unpin(self, space: SpaceInfo, group: int, rows: Rows, addresses: Addresses) -> None:
+        """End a hold of copies that lay at `addresses` when it began."""
+        copies = self.copies[group]
+        is_there = copies.slot[rows] == addresses
+        here = rows[is_there]
+        copies.pins[here] -= 1
+        self.counts.pinned_bytes -= int((copies.pins[here] == 0).sum()) * self.slot_bytes(space, group)
+        self.let_orphans_go(addresses[~is_there])
+        self.free_unheld(group, here)
+
+    def let_orphans_go(self, addresses: Addresses) -> None:
+        """A holder of slots that outlived their copies is done."""
+        for address in addresses.tolist():
+            self.orphans[address] -= 1
+            if not self.orphans[address]:
+                del self.orphans[address]
+                self.counts.pinned_bytes -= self.allocator.locate(address)[0].slot_bytes
+                self.allocator.give(np.array([address], dtype=np.int32))
 
     def free_unheld(self, group: int, rows: Rows) -> None:
-        """Free the slots of EVICTING copies that nothing holds any more."""
+        """Take EVICTING copies that no transfer touches out; free their slots, or leave them to those that pin them."""
         copies = self.copies[group]
-        rows = rows[(copies.state[rows] == EVICTING) & (copies.pins[rows] == 0) & (copies.busy[rows] == 0)]
+        rows = rows[(copies.state[rows] == EVICTING) & (copies.busy[rows] == 0)]
         if rows.size == 0:
             return
         addresses: Addresses = copies.slot[rows].copy()
+        pins = copies.pins[rows].copy()
+        copies.pins[rows] = 0
         self._vacate(group, rows)
-        self.give_back(addresses)
-
-    def give_back(self, addresses: Addresses) -> None:
-        """Free slots."""
-        self.on_free(addresses)
-        self.allocator.give(addresses)
+        self.orphans.update(zip(addresses[pins > 0].tolist(), pins[pins > 0].tolist(), strict=True))
+        self.allocator.give(addresses[pins == 0])
 
     def check(self) -> None:
         """Raise AssertionError where columns and counters disagree."""
@@ -202,8 +214,17 @@ class Residency:
             assert (counts == copies.children).all(), f"{self.name}: group {group}: children are miscounted"
             ready += is_ready.size
             in_flight += int(np.isin(copies.state[held], (CopyState.RESERVED, CopyState.WRITING)).sum())
+        taken = {int(slot) for copies in self.copies for slot in copies.slot[copies.slot != NO_SLOT]}
+        assert not taken & self.orphans.keys() and all(pins > 0 for pins in self.orphans.values())
         assert (ready, in_flight) == (self.counts.blocks, self.counts.in_flight), f"{self.name}: counters are off"
         assert self.allocator.used_bytes <= self.allocator.capacity_bytes
+
+    def _leave_to_writer(self, group: int, rows: Rows) -> None:
+        """Take reserved copies out of the index; their slots belong to the reservation until it ends."""
+        if rows.size:
+            addresses = self.abandon(group, rows, None)
+            self.orphans.update(dict.fromkeys(addresses.tolist(), 1))
+            self.counts.pinned_bytes += sum(self.allocator.locate(a)[0].slot_bytes for a in addresses.tolist())
 
     def _vacate(self, group: int, rows: Rows) -> None:
         copies = self.copies[group]

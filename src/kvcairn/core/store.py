@@ -77,8 +77,8 @@ class Store:
         ok = np.ones(len(blocks), dtype=np.bool_) if request.ok is None else np.array(request.ok, dtype=np.bool_)
         published = NO_ROWS
         for group, part in enumerate(parts):
-            is_open = memory.of(group).state[part.rows] == int(CopyState.RESERVED)
-            good = ok[part.at] & is_open
+            is_ours = memory.of(group).slot[part.rows] == part.addresses  # else forgotten or cleared meanwhile
+            good = ok[part.at] & is_ours
             rows = part.rows[good]
             if request.checksums is not None and rows.size:
                 sums = [request.checksums[group][at] or bytes(16) for at in part.at[good].tolist()]
@@ -86,7 +86,7 @@ class Store:
             state.tree.nodes.expires_s[rows] = 0
             memory.publish(group, rows, now)
             published = np.union1d(published, rows) if published.size else rows
-            self._discard(group, part.rows[~good])
+            self._discard(group, part, is_ours & ~good, ~is_ours)
         hold.shares = 1
         state.ledger.end(hold)
         return published
@@ -97,17 +97,18 @@ class Store:
         if hold is None or not self._state.ledger.end(hold):
             return
         for group, part in enumerate(self._parts.pop(number)[1]):
-            self._discard(group, part.rows)
+            is_ours = self._state.memory.residency.of(group).slot[part.rows] == part.addresses
+            self._discard(group, part, is_ours, ~is_ours)
 
     def check(self) -> None:
         """Raise AssertionError where open reservations and the books disagree."""
         assert set(self._parts) == {h.number for h in self._state.ledger.open_holds() if h.kind == "reservation"}
 
-    def _discard(self, group: int, rows: Rows) -> None:
-        if rows.size:
-            memory = self._state.memory.residency
-            memory.drop(group, rows, MissReason.NOT_WRITTEN)
-            memory.let_go(group, rows)
+    def _discard(self, group: int, part: Part, unwritten: Flags, orphaned: Flags) -> None:
+        """Give slots back: of copies that are still ours, and of those that are gone already."""
+        memory = self._state.memory.residency
+        memory.drop(group, part.rows[unwritten], MissReason.NOT_WRITTEN)
+        memory.let_orphans_go(part.addresses[unwritten | orphaned])
 
     def _pin_ready(self, hold: Hold, rows: Rows) -> None:
         memory = self._state.memory.residency

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcairn.core.level import Level
-from kvcairn.core.residency import READY, Fastest
+from kvcairn.core.residency import READY, RESERVED, WRITING, Fastest
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.index.arrays import Rows
 from kvcairn.index.tree import Tree
@@ -47,13 +47,25 @@ class Walker:
     def walk(self, space: SpaceInfo, keys: list[bytes], now_s: float) -> Walk:
         """Return how far `keys` can be restored from any tier that works."""
         rows = self._tree.find(space.rows, keys)
+        return self._measure(space, keys, rows, [self.usable(g, rows, now_s) for g in range(len(space.groups))], now_s)
+
+    def walk_ahead(self, space: SpaceInfo, keys: list[bytes], now_s: float) -> Walk:
+        """Return how far `keys` can be restored once all that is being written to memory is there."""
+        rows = self._tree.find(space.rows, keys)
+        usable = []
+        for group in range(len(space.groups)):
+            found, state = self.usable(group, rows, now_s), self._levels[0].residency.of(group).state[rows]
+            found[(found == 0) & ((state == RESERVED) | (state == WRITING))] = 1
+            usable.append(found)
+        return self._measure(space, keys, rows, usable, now_s)
+
+    def _measure(self, space: SpaceInfo, keys: list[bytes], rows: Rows, usable: list[Levels], now_s: float) -> Walk:
         if len(space.groups) == 1 and space.groups[0].kind == "full":
-            found = self.usable(0, rows, now_s)
+            found = usable[0]
             length = found.tobytes().find(0)
             length = rows.size if length < 0 else length
             sparse = None
         else:
-            usable = [self.usable(g, rows, now_s) for g in range(len(space.groups))]
             sparse = restorable(space, [u > 0 for u in usable])
             length = sparse[-1] if sparse else 0
             found = np.ones(rows.size, dtype=np.uint8)  # what no group needs costs nothing

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcairn.index.arrays import NO_ROWS, Rows, column, grown
 from kvcairn.index.copies import Copies
@@ -105,14 +106,24 @@ class Tree:
         is_loose = self.nodes.parent[rows] == UNKNOWN_PARENT
         self._attach_all(rows[is_loose], above_rows[is_loose])
 
-    def leaves_last(self, rows: Rows) -> Rows:
-        """Return the rows so that each comes behind its parent; otherwise in the order given."""
+    def by_recency(self, rows: Rows, used: npt.NDArray[np.int64]) -> Rows:
+        """Return rows in the order in which a policy takes them up: the most recent first, each behind its parent.
+
+        `used` says when each was used, on any scale above zero; a row counts as used when anything below it was.
+        Rows given twice are returned once.
+        """
         above = self._parents()
-        depth = (above >= 0).astype(np.int32)
-        while (above >= 0).any():  # twice as far up with every turn
-            depth += depth[above]
-            above = above[above]
-        return rows[np.argsort(depth[rows], kind="stable")]
+        depth, far = (above >= 0).astype(np.int64), above
+        while (far >= 0).any():  # twice as far up with every turn
+            depth += depth[far]
+            far = far[far]
+        latest = np.zeros(above.size, dtype=np.int64)
+        np.maximum.at(latest, rows, used)
+        rows = np.unique(rows)
+        by_depth = rows[np.argsort(-depth[rows], kind="stable")]
+        for level in np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1):
+            np.maximum.at(latest, above[level], latest[level])
+        return rows[np.lexsort((depth[rows], -latest[rows]))]
 
     def key(self, row: int) -> bytes:
         """Return the key of a row."""

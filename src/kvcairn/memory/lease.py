@@ -84,6 +84,7 @@ class _Slots:
     def ticket(self) -> bytes:
         """Return a token with which `Cache.adopt`, in another process of the same engine, shares this handle."""
         self._must_be_open()
+        self._frame.link.check_open()
         return msgspec.msgpack.encode((self._frame.link.boot_id, self._kind, self._number))
 
     def _cut(self, view: memoryview) -> memoryview:
@@ -157,8 +158,14 @@ class Lease(_Slots):
             quietly(lambda: self._frame.link.call(Release(self._number)))
 
     def release_when(self, done: Completion) -> None:
-        """End the lease for this handle now; the slots stay held until `done.query()` is true."""
+        """End the lease for this handle now; the slots stay held until `done.query()` is true.
+
+        Raises:
+            LeaseError: the lease has ended.
+            TypeError: `done` has no `query`; the lease stays open.
+        """
         self._must_be_open()
+        _must_have_query(done)
         number, link = self._number, self._frame.link
         if self._end():
             link.when(done, lambda: quietly(lambda: link.call(Release(number))))
@@ -218,8 +225,14 @@ class Reservation(_Slots):
             self._frame.link.call(request)
 
     def commit_when(self, done: Completion, ok: Sequence[bool] | None = None) -> None:
-        """Commit as soon as `done.query()` is true; until then the slots stay reserved, and this handle has ended."""
+        """Commit as soon as `done.query()` is true; until then the slots stay reserved, and this handle has ended.
+
+        Raises:
+            LeaseError, ValueError: as `commit`.
+            TypeError: `done` has no `query`; the reservation stays open.
+        """
         self._must_be_open()
+        _must_have_query(done)
         link, keys = self._frame.link, list(self.keys)
         self._commit_request(ok)
         twin = Reservation(
@@ -271,6 +284,11 @@ def first_damaged(frame: Frame, leased: Leased) -> int | None:
         if expected and begin >= 0 and checksum(frame.link.arena[begin : begin + frame.part_bytes[group]]) != expected
     ]
     return min(damaged, default=None)
+
+
+def _must_have_query(done: Completion) -> None:
+    if not callable(getattr(done, "query", None)):
+        raise TypeError(f"expected an event with a query() method, got {done!r}")
 
 
 def quietly(act: Callable[[], object]) -> None:

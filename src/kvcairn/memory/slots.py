@@ -7,6 +7,7 @@ pages from the start of the range.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy.typing as npt
 PAGE_BYTES = 4096
 MAX_REGIONS_PER_SEGMENT = 16
 DEFAULT_REGIONS = 64
-ACCEPTED_WASTE = 1 / 64
+ACCEPTED_WASTE = 1 / 32  # of the whole range, for a shorter segment
+TOLERATED_WASTE = 1 / 8  # of one segment, for fewer regions to be emptied
 
 Addresses = npt.NDArray[np.int32]
 
@@ -73,6 +75,7 @@ class SlotAllocator:
         self.segments: dict[int, Segment] = {}
         self.used_bytes = 0
         self.retired: list[int] = []  # segments given up since the owner last looked
+        self.on_free: Callable[[Addresses], None] = lambda addresses: None
         self._owner = np.full(regions, -1, dtype=np.int64)  # segment number of each region
         self._next_segment = 0
         self._generation = 0
@@ -96,8 +99,9 @@ class SlotAllocator:
         if own >= enough:
             return own
         length = self._regions_for(slot_bytes)
-        runs = sum(run // length for _, run in self._vacant_runs(slot_bytes))
-        return own + runs * self._slots_in(length, slot_bytes)
+        runs = [run for _, run in self._vacant_runs(slot_bytes)]
+        whole = sum(run // length for run in runs) * self._slots_in(length, slot_bytes)
+        return own + whole + sum(self._slots_in(run % length, slot_bytes) for run in runs)
 
     def take(self, slot_bytes: int, count: int) -> Addresses:
         """Give out up to `count` slots; fewer where there is no room. Their generations are new."""
@@ -119,6 +123,7 @@ class SlotAllocator:
 
     def give(self, addresses: Addresses) -> None:
         """Take slots back. Each must have been given out. Neighbours given back together are given out together."""
+        self.on_free(addresses)
         for segment, slots in self._by_segment(addresses):
             segment.row[slots] = -1
             slots = np.sort(slots)[::-1]
@@ -183,7 +188,7 @@ class SlotAllocator:
 
         `live` gives, for segments that may be emptied, how many of their slots are in use. None where none will do.
         """
-        length = self._regions_for(slot_bytes)
+        length = self._fewest_regions(slot_bytes)
         best: tuple[int, set[int]] | None = None
         for first in range(self._owner.size - length + 1):
             owners = {int(o) for o in self._owner[first : first + length]} - {-1}
@@ -205,12 +210,24 @@ class SlotAllocator:
             used += (segment.slots - segment.free_slots) * segment.slot_bytes
         assert used == self.used_bytes <= self.capacity_bytes
 
+    def _fewest_regions(self, slot_bytes: int) -> int:
+        """Return the length of the shortest segment that loses little to rounding, where room is hard to come by."""
+        first = max(1, -(-slot_bytes // self.region_bytes))
+        lengths = range(first, min(int(self._owner.size), max(first, MAX_REGIONS_PER_SEGMENT)) + 1)
+        waste = {n: n * self.region_bytes % slot_bytes / (n * self.region_bytes) for n in lengths}
+        return next((n for n in lengths if waste[n] <= TOLERATED_WASTE), first)
+
     def _regions_for(self, slot_bytes: int) -> int:
-        """Return the length of segments with which the range holds (nearly) most slots: the shortest such."""
+        """Return the length of segments with which the range holds nearly most slots: the shortest such.
+
+        What is left of the range at the end is cut into a shorter segment.
+        """
         regions = int(self._owner.size)
         first = max(1, -(-slot_bytes // self.region_bytes))
         lengths = range(first, min(regions, max(first, MAX_REGIONS_PER_SEGMENT)) + 1)
-        held = {n: regions // n * self._slots_in(n, slot_bytes) for n in lengths}
+        held = {
+            n: regions // n * self._slots_in(n, slot_bytes) + self._slots_in(regions % n, slot_bytes) for n in lengths
+        }
         enough = max(held.values(), default=0) * (1 - ACCEPTED_WASTE)
         return next((n for n in lengths if held[n] >= enough), regions + 1)
 
@@ -224,9 +241,12 @@ class SlotAllocator:
         for segment in self.segments.values():
             if segment.slot_bytes == slot_bytes and segment.free_slots:
                 return segment
-        length = self._regions_for(slot_bytes)
-        first = self._vacant_run(length, slot_bytes)
-        return None if first is None else self._cut(first, length, slot_bytes, self._next_segment)
+        length, runs = self._regions_for(slot_bytes), self._vacant_runs(slot_bytes)
+        for first, run in [each for each in runs if each[1] >= length] or runs:
+            regions = min(run, length)
+            if self._slots_in(regions, slot_bytes):
+                return self._cut(first, regions, slot_bytes, self._next_segment)
+        return None
 
     def _vacant_runs(self, slot_bytes: int) -> list[tuple[int, int]]:
         """Runs of regions that are free, or belong to an empty segment of another size: (first, length)."""

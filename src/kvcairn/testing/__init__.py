@@ -9,15 +9,21 @@ import importlib
 from typing import Any, Final
 
 _PLACES: Final = {
+    "Blocks": "blocks",
     "ByteOracle": "oracle",
+    "CacheMachine": "machine",
     "DictContent": "dict_tier",
     "DictTier": "dict_tier",
+    "FakeEngine": "engine",
     "Fault": "faulty",
     "FaultKind": "faulty",
     "FaultyTier": "faulty",
     "PolicyTests": "policy_tests",
+    "Rig": "rig",
+    "Setup": "rig",
     "TierTests": "tier_tests",
     "WrongBytes": "oracle",
+    "assert_idle": "blocks",
 }
 
 

@@ -69,10 +69,10 @@ class DictTier(Tier):
         """Forget each block."""
         with self._lock:
             for delete in deletes:
-                place = _place(_slot(delete))
-                held = self.content.slots.get(place)
-                if held is not None and held[0].block == delete.block:
-                    del self.content.slots[place]
+                slot = _slot(delete)
+                held = self.content.slots.get(_place(slot))
+                if held is not None and (held[0].block, held[0].slot) == (delete.block, slot):
+                    del self.content.slots[_place(slot)]
 
     def retire(self, segments: Sequence[int]) -> None:
         """Drop all slots of these segments."""

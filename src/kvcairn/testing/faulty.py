@@ -108,7 +108,10 @@ class FaultyTier(Tier):
 
     def open(self) -> Iterable[Stored]:
         """Open the inner tier, or fail."""
-        return self._call("open", self.inner.open)
+        try:
+            return self._call("open", self.inner.open)
+        finally:
+            _copy_constants(self, self.inner)
 
     def write(self, writes: Sequence[Write]) -> list[Outcome]:
         """Write through the inner tier, or fail."""
@@ -255,5 +258,6 @@ def _spoil_bytes(data: bytearray | memoryview, kind: FaultKind) -> None:
 
 
 def _copy_constants(outer: Any, inner: Tier) -> None:
-    """Give the wrapper the class constants of what it wraps."""
+    """Give the wrapper what the core reads from the tier beside its methods."""
     outer.managed, outer.header_bytes = inner.managed, inner.header_bytes
+    outer.overhead_bytes, outer.region_bytes = inner.overhead_bytes, inner.region_bytes

@@ -298,6 +298,29 @@ class DeletingTests(TierSuite):
         self.drop(opened, old)
         self.expect(opened, new)
 
+    def test_deleting_an_old_copy_leaves_the_new_one_of_its_block(self, opened: Tier) -> None:
+        self.managed_only(opened)
+        old = self.make(1)
+        new = replace(old, slot=self.slots.cut(PAGE_BYTES))
+        self.store(opened, old)
+        self.store(opened, new)
+        self.drop(opened, old)
+        self.expect(opened, new)
+        opened.close()
+        assert [stored.slot for stored in self.reopened(opened)] == [new.slot]
+
+    def test_deleting_an_old_generation_leaves_the_new_one(self, opened: Tier) -> None:
+        self.managed_only(opened)
+        old = self.make(1)
+        self.store(opened, old)
+        assert old.slot is not None
+        new = replace(old, slot=self.slots.reuse(old.slot))  # the same block came back to the same place
+        self.store(opened, new)
+        self.drop(opened, old)
+        self.expect(opened, new)
+        opened.close()
+        assert [stored.slot for stored in self.reopened(opened)] == [new.slot]
+
     def test_a_retired_segment_is_gone_and_the_others_stay(self, opened: Tier) -> None:
         self.managed_only(opened)
         gone, stays = self.make(1, PAGE_BYTES), self.make(2, 10 * PAGE_BYTES)

@@ -68,9 +68,12 @@ class Job:
 
         Raises:
             LeaseError: the job was closed, or its time to live is over.
+            ValueError: `count` is negative; the job goes on.
         """
         if not self._is_open:
             raise LeaseError("this job has ended")
+        if count is not None and count < 0:
+            raise ValueError(f"count must not be negative, got {count}")
         self._finish()
         leased = self._frame.link.call(JobLease(self._number, count, MissReason.PENDING))
         damaged = first_damaged(self._frame, leased)

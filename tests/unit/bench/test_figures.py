@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from kvcairn.bench.figures import Pairs, Time, alternate, latency, measure, quartiles, rate, spread, timed
+from kvcairn.bench.figures import Pairs, Time, alternate, cost, latency, measure, quartiles, rate, spread, timed
 
 
 def contender(nanoseconds: Iterable[int], wall_factor: int = 1) -> Callable[[], Time]:
@@ -96,3 +96,9 @@ def test_timed_runs_the_work_once_and_reads_both_clocks() -> None:
     assert len(runs) == 1
     assert time.wall_ns > 0
     assert time.cpu_ns > 0
+
+
+def test_what_a_call_costs_is_cpu_time() -> None:
+    figure = cost("memory", "store_call", [Time(cpu, 2 * cpu) for cpu in (1000, 2000, 3000, 4000, 5000)])
+    assert (figure.low, figure.value, figure.high, figure.wall, figure.unit) == (2, 3, 4, 6, "us")
+    assert (figure.reference, figure.ratio, figure.noisy) == (None, None, False)

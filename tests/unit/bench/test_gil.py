@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 
 import numpy as np
 
-from kvcairn.bench.gil import watching
+from kvcairn.bench.gil import first_in_line, watching
 
 
 def test_a_call_that_holds_on_makes_a_longer_gap_than_a_copy() -> None:
@@ -23,3 +24,10 @@ def test_the_interpreter_is_left_as_it_was() -> None:
     with watching():
         assert threading.active_count() == threads + 1
     assert (sys.getswitchinterval(), threading.active_count()) == (interval, threads)
+
+
+def test_threads_stand_in_line_again_afterwards() -> None:
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0).sched_priority
+    with first_in_line():
+        pass
+    assert (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority) == (policy, priority)

@@ -145,7 +145,6 @@ def test_nobody_took_it_over(rig: Rig) -> None:
     assert_idle(rig)
 
 
-@pytest.mark.xfail(reason="the lease says pending")
 def test_after_its_deadline_a_job_asks_for_no_more(rig: Rig) -> None:
     blocks, keys = below_only(rig, 2)
     job = blocks.space.prefetch(keys, deadline_s=2.0)

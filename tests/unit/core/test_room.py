@@ -152,7 +152,7 @@ def test_window_and_state_copies_go_at_any_depth(make_rig: MakeRig) -> None:
     rig.core.check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 24), st.randoms(use_true_random=False), st.booleans())
 def test_whatever_happens_chains_stay_closed_and_the_bound_holds(
     tmp_path_factory: pytest.TempPathFactory, capacity: int, draw: random.Random, hybrid: bool

@@ -79,7 +79,6 @@ def test_a_reservation_is_shorter_when_there_is_no_room(make_rig: MakeRig) -> No
     assert_idle(rig)
 
 
-@pytest.mark.xfail(reason="the first group takes all there is")
 def test_a_block_of_several_groups_is_reserved_whole_or_not(make_rig: MakeRig) -> None:
     rig = make_rig(memory_blocks=7)
     space = space_of(rig, full(), sliding(1), state())
@@ -155,25 +154,25 @@ def test_dropped_while_reserved_it_commits_to_nothing(make_rig: MakeRig, how: st
     rig.core.check()
     assert space.contains(keys) == 0
     with space.reserve(keys) as again:
-        assert again.keys == [], "somebody may still write to those slots"
-        assert again.in_flight == keys
-    slots.part(0)[:3] = b"xyz"
-    slots.commit() if end == "commit" else slots.abort()
-    assert space.contains(keys) == 0
-    assert space.lookup(keys).reason in (MissReason.CLEARED, MissReason.NOT_WRITTEN)
-    assert assert_idle(rig).tiers["memory"].used_bytes == 0
-    store(space, keys)
+        assert (again.keys, again.in_flight) == (keys, [])
+        assert not set(again.offsets().tolist()) & set(slots.offsets().tolist()), "somebody may still write to those"
+        slots.part(0)[:3] = b"xyz"
+        slots.commit() if end == "commit" else slots.abort()
+        assert space.contains(keys) == 0
+        rig.core.check()
+        again.commit()
     assert space.contains(keys) == 3
+    assert assert_idle(rig).tiers["memory"].used_bytes == 3 * PAGE_BYTES
 
 
-@pytest.mark.xfail(reason="those reached by parent= are not pinned")
 def test_the_ancestors_of_a_reservation_stay(make_rig: MakeRig) -> None:
     rig = make_rig(memory_blocks=4)
     space = rig.space()
     keys = chain(space, 4)
     store(space, keys[:2])
-    for slots in (space.reserve(keys[2:], parent=keys[1]), space.reserve(keys, start=2)):
-        with slots:
+    for wanted, start, parent in ((keys[2:], 0, keys[1]), (keys, 2, None)):
+        with space.reserve(wanted, start, parent=parent) as slots:
+            assert len(slots) == 2
             store(space, chain(space, 4, 1))
             assert space.contains(keys) == 2
     store(space, chain(space, 4, 2))
@@ -206,13 +205,11 @@ def test_a_key_named_twice_is_one_block(rig: Rig) -> None:
     assert_idle(rig)
 
 
-@pytest.mark.xfail(reason="its row is counted twice")
-def test_a_key_named_twice_in_a_request_is_one_block(rig: Rig) -> None:
+def test_a_key_named_twice_in_a_request_is_refused_and_nothing_is_taken(rig: Rig) -> None:
     space = rig.space()
-    reply = rig.core.call(rq.Reserve(space.frame.space, chain(space, 2) * 2))
-    rig.core.check()
-    rig.core.call(rq.Commit(reply.reservation))
-    assert_idle(rig)
+    with pytest.raises(ValueError, match="twice"):
+        rig.core.call(rq.Reserve(space.frame.space, chain(space, 2) * 2))
+    assert assert_idle(rig).tiers["memory"].used_bytes == 0
 
 
 def test_a_chain_whose_parent_lies_in_it_makes_no_ring(rig: Rig) -> None:
@@ -226,7 +223,6 @@ def test_a_chain_whose_parent_lies_in_it_makes_no_ring(rig: Rig) -> None:
     assert_idle(rig)
 
 
-@pytest.mark.xfail(reason="it attaches only in front of an absent block")
 def test_a_floating_segment_is_found_by_key_and_attaches_later(make_rig: MakeRig) -> None:
     rig = make_rig(below="dict")
     space = rig.space()
@@ -251,7 +247,7 @@ def test_an_expired_block_can_be_stored_again(make_rig: MakeRig) -> None:
     space.hint(keys, Hints(ttl_s=1.0, pin=True))
     rig.clock.advance(2.0)
     assert space.contains(keys) == 0
-    assert blocks.put(keys, deadline_s=0) == [True, True]
+    assert blocks.put(keys, deadline_s=5.0) == [True, True]
     rig.clock.advance(100.0)
     assert blocks.read(keys) == 2
     assert_idle(rig)
@@ -283,7 +279,7 @@ def test_commit_wants_a_flag_for_each_block(rig: Rig) -> None:
     assert_idle(rig)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 20), st.randoms(use_true_random=False), st.booleans())
 def test_reservations_of_many_writers_against_a_set(
     tmp_path_factory: pytest.TempPathFactory, capacity: int, draw: random.Random, hybrid: bool

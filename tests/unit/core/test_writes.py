@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kvcairn.core.writes import ASK_AGAIN_S, BATCH_BLOCKS
+from kvcairn.core.writes import ASK_AGAIN_S, BATCH_BLOCKS, MOST_TASKS
 from kvcairn.errors import TierFull
+from kvcairn.layout import KVLayout, SpaceDescriptor
 from kvcairn.testing.blocks import Blocks, assert_idle
 from kvcairn.testing.faulty import Fault, FaultKind
 from kvcairn.testing.rig import PAGE_BYTES, Rig
 from kvcairn.tiers.breaker import FAILURES_TO_OPEN
 from kvcairn.types import MissReason, TierStats
 from tests.unit.conftest import MakeRig
-from tests.unit.core.kit import chain, full, is_closed_under_parents, space_of, state, states, store
+from tests.unit.core.kit import TOKENS, chain, full, is_closed_under_parents, space_of, state, states, store
 
 WRITES = frozenset(["write"])
 
@@ -149,7 +152,6 @@ def test_while_the_breaker_is_open_writes_are_dropped_and_counted(rig: Rig) -> N
     assert_idle(rig)
 
 
-@pytest.mark.xfail(reason="a row that is used again is taken for queued")
 def test_a_block_that_left_memory_before_its_turn_is_dropped_and_counted(make_rig: MakeRig) -> None:
     rig = make_rig(below="dict", memory_blocks=8)
     blocks = Blocks(rig)
@@ -281,3 +283,63 @@ def test_why_nothing_is_there_after_a_dropped_write(rig: Rig) -> None:
     rig.cache.drain()
     rig.cache.clear(tier="memory")
     assert blocks.space.lookup(keys).reason is MissReason.CLEARED
+
+
+def test_many_children_of_one_parent_in_flight(make_rig: MakeRig) -> None:
+    rig = make_rig(below="dict", memory_blocks=600)
+    blocks = Blocks(rig)
+    space, (prompt,) = blocks.space, blocks.keys(1, 1)
+    blocks.put([prompt])
+    rig.cache.drain()
+    tokens = [range(9000 + TOKENS * i, 9000 + TOKENS * (i + 1)) for i in range(300)]
+    answers = [space.keys(list(some), parent=prompt)[0] for some in tokens]
+    for key in answers:
+        space.put([key], [blocks.content(key)], parent=prompt)
+    rig.step(4)
+    assert disk(rig).in_flight == MOST_TASKS * BATCH_BLOCKS
+    space.forget([prompt])
+    rig.core.check()
+    rig.cache.drain()
+    assert space.contains(answers) == 300
+    assert_idle(rig)
+
+
+def bytes_below(folder: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("kind", [FaultKind.HANG, FaultKind.ERROR])
+def test_a_tier_that_cannot_give_space_back_stays_within_its_bound(make_rig: MakeRig, kind: FaultKind) -> None:
+    rig = make_rig(below="disk", threads=True, memory_blocks=3000, below_blocks=400)
+    rig.core.state.levels[1].timeout_s = 0.1
+    blocks = Blocks(rig)
+    keys = blocks.keys(1, 300)
+    blocks.put(keys)
+    rig.cache.drain()
+    assert rig.faulty is not None
+    rig.faulty.faults = (Fault(kind=kind, ops=frozenset(["retire"])),)
+    blocks.space.forget(keys)
+    layout = KVLayout.full(layers=1, kv_heads=1, head_dim=PAGE_BYTES, dtype="int8")
+    other = rig.cache.space(SpaceDescriptor(model="large", weights="w", layout=layout, block_tokens=4))
+    more = other.keys(range(4 * 90))
+    other.put(more, [bytes(other.block_bytes)] * 90)
+    rig.cache.drain()
+    assert bytes_below(rig.folder) <= rig.core.state.levels[1].capacity_bytes
+    rig.faulty.heal()
+    rig.cache.drain()
+    rig.core.check()
+
+
+def test_a_child_is_not_written_beside_a_parent_that_is_leaving(rig: Rig) -> None:
+    blocks = Blocks(rig)
+    keys = blocks.keys(1, 2)
+    blocks.put(keys[:1])
+    rig.cache.clear(tier="disk")  # while the first block is being written
+    blocks.put(keys)
+    rig.cache.drain()
+    assert is_closed_under_parents(rig.core, 1)
+    rig.clock.advance(ASK_AGAIN_S)
+    blocks.space.touch(keys)
+    rig.cache.drain()
+    assert states(rig.core, blocks.space, keys, 1) == ["READY", "READY"]
+    assert_idle(rig)

@@ -200,7 +200,7 @@ def test_adopted_blocks_that_name_each_other_make_no_ring(tree: Tree, space: Spa
 
 
 @given(st.lists(st.integers(-1, 9), min_size=1, max_size=10), st.randoms(use_true_random=False))
-def test_leaves_come_behind_their_parents(shape: list[int], draw: random.Random) -> None:
+def test_the_most_recent_come_first_and_leaves_behind_their_parents(shape: list[int], draw: random.Random) -> None:
     tree = Tree()
     space = tree.add_space(b"one")
     above = [parent if parent < number else -1 for number, parent in enumerate(shape)]
@@ -208,11 +208,16 @@ def test_leaves_come_behind_their_parents(shape: list[int], draw: random.Random)
     tree.adopt(space, keys(*every), [None if above[n] < 0 else key(above[n]) for n in every])
     draw.shuffle(every)
     rows = tree.find(space, keys(*every))
-    ordered = tree.leaves_last(rows).tolist()
+    used = [draw.randrange(5) for _ in every]
+    ordered = tree.by_recency(rows, np.array(used)).tolist()
     assert sorted(ordered) == sorted(rows.tolist())
-    for row in ordered:
+    latest = dict(zip(rows.tolist(), used, strict=True))
+    for row in reversed(ordered):
         parent = int(tree.nodes.parent[row])
         assert parent < 0 or ordered.index(parent) < ordered.index(row)
+        if parent >= 0:
+            latest[parent] = max(latest[parent], latest[row])
+    assert [latest[row] for row in ordered] == sorted(latest.values(), reverse=True)
 
 
 def test_it_grows_and_its_columns_with_it(tree: Tree, space: SpaceRows) -> None:

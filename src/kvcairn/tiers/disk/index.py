@@ -117,7 +117,7 @@ class Index:
         _connected.add(self)
         try:
             self._prepare(size, synchronous)
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):
             self._db.close()
             raise
 

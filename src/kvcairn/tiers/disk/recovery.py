@@ -30,8 +30,8 @@ def recover(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str
     """
     try:
         opened = _opened(folder, segments, epochs, synchronous)
-    except sqlite3.Error as error:
-        if not is_damage(error):
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite's that quotes damaged bytes
+        if isinstance(error, sqlite3.Error) and not is_damage(error):
             raise
         folder.set_aside(str(error))
         opened = _opened(folder, segments, epochs, synchronous)
@@ -44,7 +44,7 @@ def _opened(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str
     index = folder.open_index(synchronous)
     try:
         found = _settle(index, segments, epochs)
-    except (sqlite3.Error, OSError):
+    except (sqlite3.Error, UnicodeDecodeError, OSError):
         index.close()
         raise
     return index, found

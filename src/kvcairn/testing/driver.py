@@ -1,0 +1,134 @@
+"""Millions of random operations on a cache, as fast as they go: `python -m kvcairn.testing.driver --ops N --seed S`."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvcairn.testing.faulty import Fault, FaultKind
+from kvcairn.testing.operations import OPERATIONS
+from kvcairn.testing.rig import BelowKind, LinkKind, Rig, Setup
+from kvcairn.testing.table import Table, check, finish
+
+CHECKED_EACH: Final = 50  # operations between two checks of the whole books
+FINISHED_EACH: Final = 20_000  # operations between two moments at which nothing may be held
+SIZES: Final = {"ample": (2048, 4096), "tight": (24, 40), "faulty": (24, 200)}  # blocks in memory, and below
+FAULTS: Final = (
+    Fault(kind=FaultKind.BLOCK_ERROR, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.ALTERED, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.SWAPPED, rate=0.03, block_rate=0.5),
+    Fault(kind=FaultKind.SHORT, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.LOST_ACK, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.FALSE_ACK, rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.CORRUPT, ops=frozenset(["read"]), rate=0.03, block_rate=0.3),
+    Fault(kind=FaultKind.LATE_ERROR, rate=0.01),
+    Fault(kind=FaultKind.EMPTY_OUTCOMES, rate=0.01),
+    Fault(kind=FaultKind.BUG, rate=0.01),
+)
+
+
+def _setup(size: str, below: BelowKind, hybrid: bool, link: LinkKind) -> Setup:
+    memory_blocks, below_blocks = SIZES[size]
+    faults = FAULTS if size == "faulty" else ()
+    return Setup(
+        link=link, below=below, hybrid=hybrid, memory_blocks=memory_blocks, below_blocks=below_blocks, faults=faults
+    )
+
+
+_BELOW: Final[tuple[BelowKind, ...]] = ("none", "dict", "disk")
+_LINKS: Final[tuple[LinkKind, ...]] = ("direct", "loopback")
+SETUPS: Final = {
+    f"{size}-{below}-{'hybrid' if hybrid else 'plain'}-{link}": _setup(size, below, hybrid, link)
+    for size in SIZES
+    for below in (_BELOW[1:] if size == "faulty" else _BELOW)
+    for hybrid in (False, True)
+    for link in _LINKS
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RandomDraw:
+    """Draws parameters from a seeded generator."""
+
+    random: random.Random
+
+    def integer(self, low: int, high: int) -> int:
+        """Return a number from `low` to `high`, both included."""
+        return low + int(self.random.random() * (high - low + 1))
+
+
+class Report:
+    """Adds to whatever goes wrong inside `with`: where it was, and how to repeat it.
+
+    Args:
+        table: whose last operations are shown.
+        name: of the setup.
+        ops: how many operations were to be played.
+        seed: of the draws.
+    """
+
+    def __init__(self, table: Table, name: str, ops: int, seed: int) -> None:
+        self.number = 0
+        self._table, self._name, self._ops, self._seed = table, name, ops, seed
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            lines = "\n  ".join(self._table.log)
+            error.add_note(
+                f"{self._name}: operation {self.number} of {self._ops}; the last ones were\n  {lines}\n"
+                f"repeat with: python -m kvcairn.testing.driver --setup {self._name} --ops {self._ops} "
+                f"--seed {self._seed}"
+            )
+
+
+def drive(name: str, ops: int, seed: int) -> None:
+    """Play `ops` random operations on the cache called `name` in `SETUPS`.
+
+    Raises:
+        AssertionError: something does not hold. This and any other error carries a note with the seed, the number of
+            the operation and the last ones.
+    """
+    setup, is_ample = SETUPS[name], name.startswith("ample")
+    draw = RandomDraw(random.Random(f"{seed} {name}"))
+    operations = list(OPERATIONS.values())
+    weights = [operation.weight for operation in operations]
+    with tempfile.TemporaryDirectory(prefix="kvcairn-driver-") as folder, Rig(setup, Path(folder)) as rig:
+        table = Table(rig, letters=2, depth=5 if is_ample else 8, is_ample=is_ample)
+        with Report(table, name, ops, seed) as report:
+            for report.number in range(1, ops + 1):
+                operation = draw.random.choices(operations, weights)[0]
+                if operation.is_possible(table):
+                    operation.play(table, draw)
+                if report.number % CHECKED_EACH == 0:
+                    check(table, every_lease=False)
+                if report.number % FINISHED_EACH == 0:
+                    finish(table)
+            finish(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Drive every chosen setup; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m kvcairn.testing.driver", description=__doc__)
+    parser.add_argument("--ops", type=int, default=200_000, help="operations in all, shared by the setups")
+    parser.add_argument("--seed", type=int, default=None, help="of all draws; printed, and random where not given")
+    parser.add_argument("--setup", action="append", choices=sorted(SETUPS), help="one of the caches; all by default")
+    options = parser.parse_args(arguments)
+    seed = random.randrange(1 << 32) if options.seed is None else options.seed
+    names = options.setup or list(SETUPS)
+    for name in names:
+        sys.stderr.write(f"{name}: {options.ops // len(names)} operations with seed {seed}\n")
+        drive(name, options.ops // len(names), seed)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,54 @@
+"""Any sequence of operations against a plain dictionary, through the direct call and the serialising loopback.
+
+20,000 steps in the normal run, shared by all setups.
+"""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvcairn.testing.machine import CacheMachine
+from kvcairn.testing.rig import BelowKind, LinkKind, Setup
+
+STEPS = 20_000
+STEPS_PER_EXAMPLE = 50
+LINKS: tuple[LinkKind, ...] = ("direct", "loopback")
+BELOW: tuple[BelowKind, ...] = ("none", "dict", "disk")
+CASES = [
+    (size, below, hybrid, link)
+    for size in ("ample", "tight")
+    for below in BELOW
+    for hybrid in (False, True)
+    for link in LINKS
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "below", "hybrid", "link"), CASES)
+def test_machine(size: str, below: BelowKind, hybrid: bool, link: LinkKind, fixed_seed: int) -> None:
+    is_tight = size == "tight"
+    chosen = Setup(
+        link=link,
+        below=below,
+        hybrid=hybrid,
+        memory_blocks=16 if is_tight else 1024,
+        below_blocks=24 if is_tight else 1024,
+    )
+
+    class Machine(CacheMachine):
+        setup = chosen
+        is_ample = not is_tight
+        depth = 7 if is_tight else 5
+
+    steps = STEPS // len(CASES)
+    settings = hypothesis.settings(
+        max_examples=2 * steps // STEPS_PER_EXAMPLE,  # some end before they have all their steps
+        stateful_step_count=STEPS_PER_EXAMPLE,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    seeded = hypothesis.seed(fixed_seed)
+    run_state_machine_as_test(seeded(Machine), settings=settings)
+    assert Machine.steps >= steps
