@@ -25,6 +25,7 @@ from kvcairn.config import ConfigReader, Setting, read_toml
 from kvcairn.doctor import Check, examine
 from kvcairn.errors import ConfigError, KVCairnError, UnsupportedError
 from kvcairn.schema import config_schema
+from kvcairn.tiers.disk import inspect
 from kvcairn.units import format_size
 
 
@@ -133,6 +134,29 @@ def bench_memory(as_json: Json = False) -> None:
 def bench_disk(path: BenchPath = None, as_json: Json = False) -> None:
     """Write to and read from a disk tier, against plain direct I/O in the same run; reopening of 100,000 blocks."""
     _bench("run_disk", as_json, path)
+
+
+@app.command("ls")
+def list_folder(path: Path, as_json: Json = False) -> None:
+    """List the spaces in the folder of a disk tier: blocks, bytes, age. Its owner may be running."""
+    rows = inspect.list_spaces(path)
+    if as_json:
+        print_lines(rows)
+    else:
+        _print_table(("space", "blocks", "payload", "on disk", "last written"), map(inspect.describe, rows))
+
+
+@app.command()
+def scrub(path: Path, as_json: Json = False) -> None:
+    """Read all that lies in the folder of a disk tier, and drop what is damaged. Nobody else may own it meanwhile."""
+    with Console(stderr=True).status("reading ...") as status:
+        found = inspect.scrub(path, lambda done, total: status.update(f"read {done} of {total} blocks ..."))
+    if as_json:
+        print_lines([found])
+    else:
+        _print_table(found.__struct_fields__, [[_short(getattr(found, name)) for name in found.__struct_fields__]])
+    if found.dropped or found.failed:
+        raise typer.Exit(Exit.FAILED)
 
 
 @app.command()
