@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import sqlite3
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
+from kvcairn.tiers.base import Stored
 from kvcairn.tiers.disk.epochs import Epochs
 from kvcairn.tiers.disk.folder import Folder
 from kvcairn.tiers.disk.index import Index, is_damage
@@ -17,6 +20,9 @@ from kvcairn.tiers.disk.segments import Segments
 from kvcairn.tiers.inventory import Flags, Inventory
 
 logger = logging.getLogger(__name__)
+
+_THREADS = 4
+_TELL_S = 2.0
 
 
 def recover(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str) -> tuple[Index, Inventory]:
@@ -54,8 +60,7 @@ def _settle(index: Index, segments: Segments, epochs: Epochs) -> Inventory:
     file_bytes = segments.sizes()
     is_complete = index.is_complete
     if not is_complete:
-        for segment in sorted(file_bytes):
-            _rebuild(index, segments, segment)
+        _rebuild(index, segments, sorted(file_bytes))
     found = index.load()
     fits = _fitting(found, file_bytes, epochs) if len(found) else np.ones(0, dtype=np.bool_)
     if not fits.all():
@@ -99,11 +104,26 @@ def remove_orphans(segments: Segments, found: Inventory) -> None:
         logger.warning("%d segment files that hold no known block are removed: %s", len(orphans), orphans)
 
 
-def _rebuild(index: Index, segments: Segments, segment: int) -> None:
+def _rebuild(index: Index, segments: Segments, numbers: Sequence[int]) -> None:
+    """Make rows of all headers, several segments at a time."""
+    if numbers:
+        logger.warning("%s is made anew from the headers of %d segments", index.path, len(numbers))
+    told_s = time.monotonic()
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="kvcairn-rebuild") as pool:
+        for done, copies in enumerate(pool.map(lambda number: _scan(segments, number), numbers), start=1):
+            index.insert(copies)
+            if time.monotonic() - told_s >= _TELL_S:
+                told_s = time.monotonic()
+                logger.warning("%s: %d of %d segments are done", index.path, done, len(numbers))
+
+
+def _scan(segments: Segments, number: int) -> list[Stored]:
+    found: list[Stored] = []
     try:
-        index.insert(segments.scan(segment))
+        found.extend(segments.scan(number))
     except (OSError, EOFError) as error:
         # A medium that cannot be read gives back nothing later either; any other cause may pass.
         if isinstance(error, OSError) and error.errno != errno.EIO:
             raise
-        logger.warning("headers of %s cannot be read to the end: %s", segments.path(segment), error)
+        logger.warning("headers of %s cannot be read to the end: %s", segments.path(number), error)
+    return found

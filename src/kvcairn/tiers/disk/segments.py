@@ -7,6 +7,7 @@ replaced or cut is noticed at once, and that no descriptor outlives its file.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import stat
@@ -24,6 +25,7 @@ from kvcairn.tiers.disk import runs
 _NAME: Final = re.compile(r"seg-(0|[1-9][0-9]{0,17})\.kv")
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_FALLOCATE: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_WINDOW_BYTES: Final = 1 << 20
 _MOST_RESERVE_BYTES: Final = 1 << 30
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 # A link or a pipe in the place of a segment is neither followed nor waited for.
@@ -125,14 +127,13 @@ class Segments:
 
     def scan(self, segment: int) -> Iterator[Stored]:
         """Find the copies of a segment by their headers; what is no header, or out of place, is passed over."""
-        page = runs.page()
         with self.to_read(segment) as fd:
             size = os.fstat(fd).st_size
+            window = _Window(fd, size)
             offset = _next_data(fd, 0, PAGE_BYTES)
             stride = PAGE_BYTES
             while offset + PAGE_BYTES <= size:
-                runs.read_all(fd, [page], offset)
-                stored = disk_format.decode(page)
+                stored = disk_format.decode(window.page(offset, stride))
                 if stored and _in_place(stored, segment, offset, size):
                     # All slots of a segment are of one size and lie side by side from its start.
                     stride = stored.slot.slot_bytes
@@ -175,6 +176,30 @@ class Segments:
             reserve = min(device.f_blocks * device.f_frsize // 20, _MOST_RESERVE_BYTES)
         if device.f_bavail * device.f_frsize - nbytes < reserve:
             raise OSError(errno.ENOSPC, f"less than {reserve} bytes would stay free")
+
+
+class _Window:
+    """Pages of a file, read ahead while one looks at many of them."""
+
+    def __init__(self, fd: int, file_bytes: int) -> None:
+        self._fd, self._file_bytes = fd, file_bytes
+        self._view = memoryview(mmap.mmap(-1, _WINDOW_BYTES))
+        self._begin = self._end = 0
+
+    def page(self, offset: int, stride: int) -> memoryview:
+        """Return the page at an offset; `stride` is how far the next one may be."""
+        if not self._begin <= offset <= self._end - PAGE_BYTES:
+            self._read(offset, _WINDOW_BYTES if stride <= _WINDOW_BYTES // 16 else PAGE_BYTES)
+        return self._view[offset - self._begin :][:PAGE_BYTES]
+
+    def _read(self, offset: int, nbytes: int) -> None:
+        nbytes = min(nbytes, (self._file_bytes - offset) // PAGE_BYTES * PAGE_BYTES)
+        try:
+            runs.read_all(self._fd, [self._view[:nbytes]], offset)
+        except OSError:
+            nbytes = PAGE_BYTES  # a part that cannot be read costs only the headers in it
+            runs.read_all(self._fd, [self._view[:nbytes]], offset)
+        self._begin, self._end = offset, offset + nbytes
 
 
 def is_full(error: OSError) -> bool:
