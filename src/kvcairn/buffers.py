@@ -13,12 +13,13 @@ from kvcairn.errors import LayoutError
 from kvcairn.memory.lease import Frame, Lease
 from kvcairn.requests import Region
 from kvcairn.transfer.job import CopyJob
-from kvcairn.types import JobState
+from kvcairn.types import Completion, JobState
 
 Buffers = tuple[npt.ArrayLike, npt.ArrayLike]
 """(addresses, sizes): arrays of shape (blocks,) or (blocks, regions), in bytes of this process."""
 
 Bytes = npt.NDArray[np.uint8]
+READ_BLOCKS = 64  # of one direct read
 
 
 class Regions:
@@ -46,16 +47,16 @@ class Regions:
             raise LayoutError(f"the regions of each of {blocks} blocks must add up to {wanted} bytes")
         self._addresses, self._sizes, self._part_bytes = addresses, sizes, part_bytes
 
-    def rows(self, start: int) -> list[list[Region]]:
-        """Return the regions of the blocks from `start` on, as requests carry them."""
-        pairs = zip(self._addresses[start:].tolist(), self._sizes[start:].tolist(), strict=True)
+    def rows(self, start: int, end: int) -> list[list[Region]]:
+        """Return the regions of blocks [start, end), as requests carry them."""
+        pairs = zip(self._addresses[start:end].tolist(), self._sizes[start:end].tolist(), strict=True)
         return [[Region(a, n) for a, n in zip(addresses, sizes, strict=True)] for addresses, sizes in pairs]
 
     def fill(self, number: int, lease: Lease, block: int) -> None:
         """Copy one leased block out. Bytes of a group that its prefix does not need are left as they are."""
         begin = 0
         for group, nbytes in enumerate(self._part_bytes):
-            if lease.offsets(group)[block] >= 0:
+            if lease.has(block, group):
                 part, done = lease.part(block, group), 0
                 for target in self._views(number, begin, begin + nbytes):
                     copy_bytes(part[done : done + target.size], target.data)
@@ -87,24 +88,29 @@ class LoadInto:
         lease: Callable[[rq.Acquire, float], Lease],
         chain: list[bytes],
         regions: Regions,
-        deadline_s: float,
+        until_s: float,
     ) -> None:
         """Be ready to load `chain` into `regions`; `lease` acquires."""
         self._frame, self._lease, self._chain, self._regions = frame, lease, chain, regions
-        self._deadline_s = deadline_s
+        self._until_s = until_s
+        self._left: ReadEnd | None = None  # a read that goes on behind the deadline
 
-    def __call__(self, job: CopyJob) -> None:
-        """Load until all is there, nothing more can be had, or the deadline."""
-        until_s, done = self._frame.link.now() + self._deadline_s, 0
+    def __call__(self, job: CopyJob) -> Completion | None:
+        """Load until all is there, nothing more can be had, or the deadline.
+
+        Returns what has to end before the buffers are free, if anything.
+        """
+        until_s, done = self._until_s, 0
         while done < len(self._chain) and not job.is_cancelled:
             here = self._copy_out(done)
             if not here and self._frame.link.now() < until_s:
                 here = self._read_out(done, until_s)
             if not here:
                 self._lease(rq.Acquire(self._frame.space, self._chain, done), 0.0).release()  # counts what is missed
-                return
+                break
             job.ok[done : done + here] = [True] * here
             done += here
+        return self._left
 
     def _copy_out(self, start: int) -> int:
         """Copy the run that is in memory; return its length."""
@@ -116,20 +122,29 @@ class LoadInto:
     def _read_out(self, start: int, until_s: float) -> int:
         """Have the next blocks, which lie on slower tiers, read straight into the buffers; return how many were."""
         link = self._frame.link
-        request = rq.ReadInto(self._frame.space, self._chain, start, None, self._regions.rows(start))
-        status: rq.JobStatus = link.call(request)
-        number = status.job
+        end = start + READ_BLOCKS
+        request = rq.ReadInto(self._frame.space, self._chain[:end], start, None, self._regions.rows(start, end))
+        read = ReadEnd(self._frame, link.call(request))
+        if not link.wait(read.query, until_s - link.now()):
+            link.call(rq.ReadCancel(read.status.job))
+        if not read.query():  # a call that runs may write to the buffers until it returns
+            self._left = read
+            return 0
+        return read.status.ready
 
-        def has_ended() -> bool:
-            nonlocal status
-            if status.state is JobState.LOADING:
-                status = link.call(rq.ReadStatus(number))
-            return status.state is not JobState.LOADING
 
-        if not link.wait(has_ended, until_s - link.now()):
-            link.call(rq.ReadCancel(number))
-            link.wait(has_ended, None)  # a call that runs may write to the buffers until it returns
-        return status.ready
+class ReadEnd:
+    """The end of one direct read."""
+
+    def __init__(self, frame: Frame, status: rq.JobStatus) -> None:
+        """Wait for the read that this status is of."""
+        self._link, self.status = frame.link, status
+
+    def query(self) -> bool:
+        """Return whether no tier can touch the buffers any more."""
+        if self.status.state is JobState.LOADING:
+            self.status = self._link.call(rq.ReadStatus(self.status.job))
+        return self.status.state is not JobState.LOADING
 
 
 def copy_bytes(source: memoryview, target: memoryview) -> None:

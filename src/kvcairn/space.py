@@ -218,7 +218,8 @@ class Space:
         """
         chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
-        return CopyJob(self._frame, len(chain), LoadInto(self._frame, self._lease, chain, regions, seconds(deadline_s)))
+        until_s = self._frame.link.now() + seconds(deadline_s)
+        return CopyJob(self._frame, len(chain), LoadInto(self._frame, self._lease, chain, regions, until_s))
 
     def store_from(
         self, keys: Sequence[bytes], buffers: Buffers, deadline_s: float = 1.0, parent: Parent = None
@@ -232,8 +233,11 @@ class Space:
         """
         chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
+        until_s = self._frame.link.now() + seconds(deadline_s)
+
         def work(job: CopyJob) -> None:
-            job.ok[:] = self.put(chain, [regions.gather(block) for block in range(len(chain))], deadline_s, parent)
+            left_s = until_s - self._frame.link.now()
+            job.ok[:] = self.put(chain, [regions.gather(block) for block in range(len(chain))], left_s, parent)
 
         return CopyJob(self._frame, len(chain), work)
 
@@ -313,7 +317,7 @@ class Space:
     def _fill(self, slots: Reservation, at: int, block: memoryview) -> None:
         begin = 0
         for group, nbytes in enumerate(self._frame.part_bytes):
-            if slots.offsets(group)[at] >= 0:
+            if slots.has(at, group):
                 copy_bytes(block[begin : begin + nbytes], slots.part(at, group))
             begin += nbytes
 

@@ -12,6 +12,7 @@ from kvcairn.checksum import checksum
 from kvcairn.core.drops import Drops
 from kvcairn.core.hung import HungCall
 from kvcairn.core.level import Level, submit
+from kvcairn.core.residency import ABSENT, EVICTING, READY, WRITING
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.errors import TierError, TierFull
@@ -22,7 +23,6 @@ from kvcairn.transfer.task import Task, TaskState
 from kvcairn.types import CopyState, MissReason
 
 WRITE_PRIORITY = 100
-READY, ABSENT, EVICTING = int(CopyState.READY), int(CopyState.ABSENT), int(CopyState.EVICTING)
 
 
 @dataclass(slots=True, eq=False)
@@ -186,7 +186,7 @@ class Batches:
         """Publish what was written, in chain order; drop what was not, or is not wanted any more."""
         residency, group, rows = self._level.residency, part.group, part.rows
         done = np.array([outcome is None for outcome in outcomes], dtype=np.bool_)
-        good = done & (residency.copies[group].state[rows] == int(CopyState.WRITING))
+        good = done & (residency.copies[group].state[rows] == WRITING)
         residency.publish(group, rows[good], self._state.now())
         if good.any():  # leaves are to go before their parents, which were published before them
             chain = self._state.tree.ancestors(int(rows[good][0]))[::-1]

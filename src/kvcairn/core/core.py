@@ -25,7 +25,7 @@ from kvcairn.errors import ConfigError, LeaseError
 from kvcairn.index.arrays import Rows
 from kvcairn.types import JobState, MissReason
 
-DEADLINE_NEVER_S = float("inf")
+NEVER_S = float("inf")
 ACQUIRE_PRIORITY, PREFETCH_PRIORITY = 0, 50
 ACQUIRE_GRACE_S = 60.0  # a caller that never comes for its lease is forgotten after that
 
@@ -81,6 +81,8 @@ class Core:
         if level is state.memory:
             raise ConfigError("tier", "the memory tier cannot be detached", name)
         self._loads.cancel_all()
+        for holders in (self._loads, self._leases, self._direct):
+            holders.renumber(state.levels.index(level) + 1)
         self._writes.pop(name).forget()
         for group in range(len(level.residency.copies)):
             rows = np.flatnonzero(level.residency.copies[group].state[:-1])
@@ -142,7 +144,13 @@ class Core:
         if request.wait_s > 0 and walk.length > here:
             lives_s = request.wait_s + ACQUIRE_GRACE_S
             job = self._loads.start(
-                space, keys, walk, priority=ACQUIRE_PRIORITY, lives_s=lives_s, deadline_s=DEADLINE_NEVER_S
+                space,
+                keys,
+                walk,
+                priority=ACQUIRE_PRIORITY,
+                lives_s=lives_s,
+                deadline_s=NEVER_S,
+                is_announced=False,
             )
             return rq.Leased(0, 0, None, [], None, job.hold.number)
         reason = MissReason.DEADLINE if walk.length > here else walk.reason
@@ -162,7 +170,8 @@ class Core:
             walk,
             priority=PREFETCH_PRIORITY - request.priority,
             lives_s=state.config.prefetch.time_to_live_s,
-            deadline_s=DEADLINE_NEVER_S if request.deadline_s is None else request.deadline_s,
+            deadline_s=NEVER_S if request.deadline_s is None else request.deadline_s,
+            is_announced=True,
         )
         state.executor.wake()
         return self._loads.status(job)
@@ -184,7 +193,9 @@ class Core:
 
     def _release(self, request: rq.Release) -> rq.Value:
         self._leases.release(request.lease)
-        return self._changed()
+        self._loads.advance_stalled()
+        self.state.notify()
+        return rq.Value(None)
 
     def _damaged(self, request: rq.Damaged) -> rq.Value:
         self._leases.damaged(request.lease, request.block)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from kvcairn.core.drops import Drops
+from kvcairn.core.hung import HungCall
 from kvcairn.core.level import Level, submit
 from kvcairn.core.promote import verified
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
-from kvcairn.core.walk import Levels
+from kvcairn.core.walk import Levels, renumber
 from kvcairn.errors import TierError
 from kvcairn.index.arrays import Rows
 from kvcairn.requests import JobStatus, ReadInto, Region
@@ -22,7 +23,6 @@ from kvcairn.transfer.task import Task, TaskState
 from kvcairn.types import JobState, MissReason
 
 READ_PRIORITY = 0
-MOST_BLOCKS = 64  # of one call
 
 
 @dataclass(slots=True, eq=False)
@@ -43,13 +43,22 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
+class Call:
+    """One read task."""
+
+    task: Task
+    parts: list[Part]
+    hung: HungCall
+
+
+@dataclass(slots=True, eq=False)
 class DirectRead:
     """The reads of one call. It has ended when no tier can touch the buffers any more."""
 
     space: SpaceInfo
     levels: Levels  # by block: number of the tier that it comes from, plus one
     ok: list[bool]
-    tasks: dict[int, tuple[Task, list[Part]]] = field(default_factory=dict)  # those that may still touch the buffers
+    tasks: dict[int, Call] = field(default_factory=dict)  # those that may still touch the buffers
 
 
 class DirectReads:
@@ -64,7 +73,7 @@ class DirectReads:
     def start(self, space: SpaceInfo, keys: list[bytes], request: ReadInto) -> JobStatus:
         """Read the leading run of `keys` that lies on slower tiers only; `total` of the reply is its length."""
         state = self._state
-        rows = state.tree.find(space.rows, keys[:MOST_BLOCKS])
+        rows = state.tree.find(space.rows, keys)
         usable = [state.walker.usable(group, rows, state.now()) for group in range(len(space.groups))]
         below = np.all([levels > 1 for levels in usable], axis=0)
         count = below.size if below.all() else int(below.argmin())
@@ -87,12 +96,18 @@ class DirectReads:
         self._state.count(good, read.levels[:good], None)
         return JobStatus(number, JobState.READY, good, len(read.ok), None, read.ok)
 
+    def renumber(self, gone: int) -> None:
+        """A tier was taken away; see `walk.renumber`."""
+        for read in self._open.values():
+            renumber(read.levels, gone)
+
     def cancel(self, number: int) -> None:
         """Take reads back that have not begun."""
         read = self._open.get(number)
-        for task, parts in list(read.tasks.values()) if read else []:
-            if read is not None and self._state.executor.cancel(task):
-                self._end(read, task, parts, [TierError(task.tier, "read", "cancelled")] * len(parts))
+        for call in list(read.tasks.values()) if read else []:
+            if read is not None and self._state.executor.cancel(call.task):
+                failed = TierError(call.task.tier, "read", "cancelled")
+                self._end(read, call.task, call.parts, [failed] * len(call.parts))
 
     def _parts(self, read: DirectRead, rows: Rows, usable: list[Levels], request: ReadInto) -> dict[Level, list[Part]]:
         """Say what is read from which tier."""
@@ -127,21 +142,17 @@ class DirectReads:
                     spread(part.out, part.regions)
             return outcomes
 
-        def late() -> None:
-            with self._state.changed:
-                read.tasks.pop(id(task), None)
-                self._state.notify()
-
+        hung = HungCall(self._state)
         task = Task(
             level.name,
             "read",
             run,
             done=lambda outcomes, error: self._done(read, task, level, parts, outcomes, error),
-            late=late,
+            late=hung.returned,
             priority=READ_PRIORITY,
             timeout_s=level.timeout_s,
         )
-        read.tasks[id(task)] = task, parts
+        read.tasks[id(task)] = Call(task, parts, hung)
         submit(level, self._state.executor, task)
 
     def _done(
@@ -157,8 +168,7 @@ class DirectReads:
 
     def _end(self, read: DirectRead, task: Task, parts: list[Part], outcomes: list[Outcome]) -> None:
         """A task has its outcomes; the buffers are free unless it was given up and its call still runs."""
-        if task.state is not TaskState.GIVEN_UP:
-            read.tasks.pop(id(task), None)
+        call = read.tasks[id(task)]
         parts[0].level.tasks -= 1
         for part, outcome in zip(parts, outcomes, strict=True):
             one = np.array([part.row], dtype=np.intp)
@@ -167,6 +177,10 @@ class DirectReads:
                 read.ok[part.block] = False
                 if isinstance(outcome, MissReason):
                     self._drops.copies(part.level, read.space, part.group, one, outcome)
+        if task.state is TaskState.GIVEN_UP:
+            call.hung.leave(lambda: read.tasks.__delitem__(id(task)))
+        else:
+            del read.tasks[id(task)]
 
 
 def span(regions: list[Region], begin: int, end: int) -> list[Region]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvcairn.core.hints import Pins
@@ -18,6 +19,7 @@ from kvcairn.types import MissReason
 
 CLEAR_PRIORITY = 0
 DELETE_PRIORITY = 200  # behind reads and writes
+MOST_DELETES = 1024  # of one task, so that each ends well before the tier's deadline
 
 
 class Drops:
@@ -75,8 +77,10 @@ class Drops:
     def delete(self, level: Level, deletes: list[Delete]) -> None:
         """Have a tier forget copies that the index has dropped or never took up."""
         tier = level.tier
-        if tier is not None and deletes:
-            self._submit(level, "delete", lambda: tier.delete(deletes), DELETE_PRIORITY)
+        if tier is not None:
+            for begin in range(0, len(deletes), MOST_DELETES):
+                part = deletes[begin : begin + MOST_DELETES]
+                self._submit(level, "delete", partial(tier.delete, part), DELETE_PRIORITY)
 
     def _submit(self, level: Level, op: str, run: Callable[[], Any], priority: int) -> None:
         def done(_: Any, error: TierError | None) -> None:

@@ -8,7 +8,7 @@ from kvcairn.core.drops import Drops
 from kvcairn.core.holds import Hold
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
-from kvcairn.core.walk import Levels
+from kvcairn.core.walk import Levels, renumber
 from kvcairn.index.arrays import Rows
 from kvcairn.memory.lease import SAMPLED
 from kvcairn.memory.slots import PAGE_BYTES
@@ -101,9 +101,14 @@ class Leases:
         hold.shares = 1
         self.release(number)
 
+    def renumber(self, gone: int) -> None:
+        """A tier was taken away; see `walk.renumber`."""
+        for _, levels, _ in self._counted.values():
+            renumber(levels, gone)
+
     def count(self, leased: Leased, asked: int, levels: Levels) -> None:
         """Count what a lease served (with the tier each block came from) and missed."""
-        self._counted[leased.lease] = asked, levels, leased.reason
+        self._counted[leased.lease] = asked, levels.copy(), leased.reason
         self._state.count(asked, levels, leased.reason)
 
     def within_cap(self, space: SpaceInfo, group: int, blocks: Rows, rows: Rows) -> Rows:
@@ -123,12 +128,15 @@ class Leases:
         """Return the longest of the lengths that the cap allows; a single block is allowed while nothing is pinned."""
         memory = self._state.memory.residency
         budget = max(self._budget(), 0 if memory.counts.pinned_bytes else self._block_bytes(space))
+        costs = []  # by group: bytes that pinning blocks 0..i would add
+        for group in range(len(space.groups)):
+            unpinned = memory.of(group).pins[rows[: lengths[-1]]] == 0
+            costs.append(np.concatenate(([0], np.cumsum(unpinned) * memory.slot_bytes(space, group))))
         for length in reversed(lengths):
-            cost = 0
-            for group, (low, high) in enumerate(space.ranges(length)):
-                unpinned = memory.of(group).pins[rows[low:high]] == 0
-                cost += int(unpinned.sum()) * memory.slot_bytes(space, group)
-            if cost <= budget:
+            if (
+                sum(cost[high] - cost[low] for cost, (low, high) in zip(costs, space.ranges(length), strict=True))
+                <= budget
+            ):
                 return length
         return 0
 

@@ -11,14 +11,16 @@ from kvcairn.core.drops import Drops
 from kvcairn.core.holds import Hold
 from kvcairn.core.lease import Leases
 from kvcairn.core.promote import Promotion, Promotions
+from kvcairn.core.residency import ABSENT, EVICTING, READY, RESERVED, WRITING
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
-from kvcairn.core.walk import Walk
+from kvcairn.core.walk import Walk, renumber
 from kvcairn.index.arrays import Rows
 from kvcairn.requests import JobStatus, Leased
-from kvcairn.types import CopyState, JobState, MissReason
+from kvcairn.types import JobState, MissReason
 
 FINAL = (JobState.READY, JobState.CANCELLED, JobState.FAILED)
+NEVER_S = float("inf")
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +32,7 @@ class Job:
         walk: what was found when the job began.
         asked: blocks the caller asked for.
         priority: of its reads; the lower goes first.
-        expires_s: when it is closed unless it has been taken over.
+        lives_s: how long it holds what it brought, unclaimed, once nothing more arrives.
         deadline_s: when it asks for no more.
         needs: for each group the blocks needed, [from, to).
         have: for each group which blocks are in memory and pinned.
@@ -42,7 +44,7 @@ class Job:
     walk: Walk
     asked: int
     priority: int
-    expires_s: float
+    lives_s: float
     deadline_s: float
     needs: list[tuple[int, int]]
     have: list[npt.NDArray[np.bool_]]
@@ -50,9 +52,10 @@ class Job:
     limit: int
     state: JobState = JobState.QUEUED
     reason: MissReason | None = None
+    expires_s: float = NEVER_S
     is_stalled: bool = False
     is_late: bool = False
-    announced: bool = False
+    is_announced: bool = True
     promotions: list[Promotion] = field(default_factory=list)
 
     @property
@@ -73,25 +76,44 @@ class Loads:
         self._state, self._leases = state, leases
         self._promotions = Promotions(state, drops, self._lost, self.advance_all)
         self._jobs: dict[int, Job] = {}
-        self._ended: list[int] = []
+        self._ended: dict[int, None] = {}  # not yet told to `poll`
 
     def start(
-        self, space: SpaceInfo, keys: list[bytes], walk: Walk, *, priority: int, lives_s: float, deadline_s: float
+        self,
+        space: SpaceInfo,
+        keys: list[bytes],
+        walk: Walk,
+        *,
+        priority: int,
+        lives_s: float,
+        deadline_s: float,
+        is_announced: bool,
     ) -> Job:
-        """Begin to load what a walk found; no more is asked for after `deadline_s` from now."""
+        """Begin to load what a walk found.
+
+        Args:
+            space: of the chain.
+            keys: the blocks wanted.
+            walk: what there is of them.
+            priority: of the reads; the lower goes first.
+            lives_s: how long it holds what it brought, unclaimed, once nothing more arrives.
+            deadline_s: from now; no more is asked for after that.
+            is_announced: whether `poll` tells of its end.
+        """
         needs = space.ranges(walk.length)
         job = Job(
             hold=self._state.ledger.add(Hold("job", space, keys)),
             walk=walk,
             asked=len(keys),
             priority=priority,
-            expires_s=self._state.now() + lives_s,
+            lives_s=lives_s,
             deadline_s=self._state.now() + deadline_s,
             needs=needs,
             have=[np.zeros(walk.length, dtype=np.bool_) for _ in needs],
             serials=self._state.tree.nodes.serial[walk.rows],
             limit=walk.length,
             reason=walk.reason,
+            is_announced=is_announced,
         )
         self._jobs[job.hold.number] = job
         self._hold_sources(job)
@@ -135,6 +157,11 @@ class Loads:
             self._end(job, JobState.CANCELLED)
             self._promotions.cancel(job.promotions)
 
+    def renumber(self, gone: int) -> None:
+        """A tier was taken away; see `walk.renumber`."""
+        for job in self._jobs.values():
+            renumber(job.walk.levels, gone)
+
     def cancel_all(self) -> None:
         """Cancel every job: the tiers change under them."""
         for number in list(self._jobs):
@@ -145,6 +172,7 @@ class Loads:
         hold = self._state.ledger.find(number, "job")
         if hold is not None and self._state.ledger.end(hold):
             job = self._jobs.pop(number)
+            self._ended.pop(number, None)
             if job.state not in FINAL:
                 self._promotions.cancel(job.promotions)
             self.advance_all()
@@ -154,6 +182,14 @@ class Loads:
         for job in list(self._jobs.values()):
             if job.state not in FINAL:
                 self._advance(job)
+
+    def advance_stalled(self) -> None:
+        """Room was made: jobs that wait for nothing else, oldest first, until one still finds none."""
+        for job in list(self._jobs.values()):
+            if job.is_stalled:
+                self._advance(job)
+                if job.is_stalled:
+                    return
 
     def expire(self, now_s: float) -> float | None:
         """Stop jobs past their deadline, close those that nobody took over; return when to look again."""
@@ -173,30 +209,34 @@ class Loads:
 
     def take_ended(self) -> list[JobStatus]:
         """Return the jobs that ended since the last call and are still open."""
-        ended, self._ended = self._ended, []
+        ended, self._ended = self._ended, {}
         return [self.status(self._jobs[n]) for n in ended if n in self._jobs]
 
     def _advance(self, job: Job) -> None:
         """Pin what has arrived, ask for what is missing, and see whether the job is done. Idempotent."""
-        waits, moving = False, False
         self._cut_stale(job)
+        waits, reads, others = False, False, False
         for group, (low, high) in enumerate(job.needs):
             high = min(high, job.limit)
             todo = low + np.flatnonzero(~job.have[group][low:high])
             states = self._state.memory.residency.of(group).state[job.walk.rows[todo]]
-            arrived = todo[states == int(CopyState.READY)]
-            arrived = self._affordable(job, group, arrived)
+            arrived = self._affordable(job, group, todo[states == READY])
             self._state.ledger.pin(job.hold, self._state.memory.residency, group, job.walk.rows[arrived])
             job.have[group][arrived] = True
-            absent = todo[states == int(CopyState.ABSENT)]
-            moving = bool(((states != int(CopyState.READY)) & (states != int(CopyState.ABSENT))).any()) or moving
-            started = self._promote(job, group, absent) if absent.size else 0
-            moving = moving or started > 0
+            reads = bool((states == WRITING).any()) or reads
+            others = bool(((states == RESERVED) | (states == EVICTING)).any()) or others
+            absent = todo[states == ABSENT]
+            reads = (self._promote(job, group, absent) > 0 if absent.size else False) or reads
             waits = waits or bool((~job.have[group][low : min(high, job.limit)]).any())
-        job.is_stalled = waits and not moving
+        job.is_stalled = waits and not reads and not others
         if not waits:
             self._end(job, JobState.READY if job.limit or not job.asked else JobState.FAILED)
-        elif moving:
+            return
+        if reads:
+            job.expires_s = NEVER_S
+        elif job.expires_s == NEVER_S:  # nothing arrives until somebody else lets go
+            job.expires_s = self._state.now() + job.lives_s
+        if not job.is_stalled:
             job.state = JobState.LOADING
 
     def _cut_stale(self, job: Job) -> None:
@@ -209,12 +249,10 @@ class Loads:
         """Pin what is to be read on the slower tiers, so that nothing of the chain leaves while it loads."""
         for group, (low, high) in enumerate(job.needs):
             rows = job.walk.rows[low:high]
-            rows = rows[self._state.memory.residency.of(group).state[rows] != int(CopyState.READY)]
+            rows = rows[self._state.memory.residency.of(group).state[rows] != READY]
             for level in self._state.lower:
                 copies = level.residency.of(group)
-                self._state.ledger.pin(
-                    job.hold, level.residency, group, rows[copies.state[rows] == int(CopyState.READY)]
-                )
+                self._state.ledger.pin(job.hold, level.residency, group, rows[copies.state[rows] == READY])
 
     def _promote(self, job: Job, group: int, absent: Rows) -> int:
         rows = job.walk.rows[absent]
@@ -223,12 +261,11 @@ class Loads:
         if lost.size:
             self._cut(job, group, int(lost[0]))
             absent, sources = absent[absent < job.limit], sources[absent < job.limit]
-        before = len(job.promotions)
         affordable = self._affordable(job, group, absent)
         rows = job.walk.rows[affordable]
         started = self._promotions.start(job.hold.space, group, rows, sources[: rows.size], job.priority)
         job.promotions.extend(started)
-        return len(job.promotions) - before
+        return len(started)
 
     def _affordable(self, job: Job, group: int, blocks: Rows) -> Rows:
         """Return the leading blocks that the cap on leases still allows to be pinned."""
@@ -253,7 +290,7 @@ class Loads:
 
     def _end(self, job: Job, state: JobState) -> None:
         job.state, job.is_stalled = state, False
-        if not job.announced:
-            job.announced = True
-            self._ended.append(job.hold.number)
+        job.expires_s = self._state.now() + job.lives_s
+        if job.is_announced and job.hold.number not in self._ended:
+            self._ended[job.hold.number] = None
             self._state.job_ended()

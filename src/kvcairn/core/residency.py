@@ -20,7 +20,7 @@ from kvcairn.memory.slots import Addresses, SlotAllocator
 from kvcairn.policy.eviction.base import EvictionPolicy
 from kvcairn.types import CopyState, MissReason
 
-RESERVED, WRITING = int(CopyState.RESERVED), int(CopyState.WRITING)
+ABSENT, RESERVED, WRITING = int(CopyState.ABSENT), int(CopyState.RESERVED), int(CopyState.WRITING)
 READY, EVICTING = int(CopyState.READY), int(CopyState.EVICTING)
 
 

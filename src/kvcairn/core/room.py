@@ -8,7 +8,6 @@ import numpy as np
 
 from kvcairn.core.residency import READY, Residency
 from kvcairn.core.spaces import Spaces
-from kvcairn.index.arrays import Rows
 from kvcairn.types import MissReason
 
 Victim = tuple[int, list[int]]  # row, groups
@@ -87,18 +86,26 @@ class Room:
         return kept[::-1]
 
     def _may_go(self, slot_bytes: int | None) -> Iterator[Victim]:
-        """Yield what may leave, in policy order, as if each one before had left already."""
+        """Yield what may leave, in policy order, as if each one before had left already.
+
+        A node that stands before its children in the order is passed over, and taken up again behind the last of them.
+        """
         gone: dict[tuple[int, int], int] = {}  # (group, parent): children that leave
+        passed: set[int] = set()
         parents = self._residency.tree.nodes.parent
-        for row in self._residency.policy.candidates():
-            if slot_bytes is not None and not self._has_size(row, slot_bytes):
-                continue
-            groups = self._groups_to_go(row, gone)
-            if groups:
+        for candidate in self._residency.policy.candidates():
+            row = candidate
+            while row >= 0 and (slot_bytes is None or self._has_size(row, slot_bytes)):
+                groups = self._groups_to_go(row, gone)
+                if not groups:
+                    passed.add(row)
+                    break
+                passed.discard(row)
+                above = int(parents[row])
                 for group in groups:
-                    place = group, int(parents[row])
-                    gone[place] = gone.get(place, 0) + 1
+                    gone[group, above] = gone.get((group, above), 0) + 1
                 yield row, groups
+                row = above if above in passed else -1
 
     def _groups_to_go(self, row: int, gone: dict[tuple[int, int], int]) -> list[int]:
         """Groups of a node that may leave: all of a leaf that nobody holds, else only those that need no leaf."""
@@ -121,8 +128,3 @@ class Room:
 
     def _segment(self, row: int, group: int) -> int:
         return self._residency.allocator.locate(int(self._residency.copies[group].slot[row]))[0].number
-
-
-def rows_of(rows: list[int]) -> Rows:
-    """Return a list of rows as an array."""
-    return np.array(rows, dtype=np.intp)

@@ -73,6 +73,10 @@ class Store:
         """Publish the blocks that are `ok`, give the others back; return the rows published."""
         state, memory, now = self._state, self._state.memory.residency, self._state.now()
         hold = state.ledger.get(request.reservation, "reservation")
+        if request.ok is not None and len(request.ok) != len(self._parts[hold.number][0]):
+            raise ValueError(
+                f"ok has {len(request.ok)} elements for {len(self._parts[hold.number][0])} reserved blocks"
+            )
         blocks, parts = self._parts.pop(hold.number)
         ok = np.ones(len(blocks), dtype=np.bool_) if request.ok is None else np.array(request.ok, dtype=np.bool_)
         published = NO_ROWS

@@ -159,6 +159,12 @@ class Walker:
         return (expires > 0) & (expires <= now_s)
 
 
+def renumber(levels: Levels, gone: int) -> None:
+    """A tier was taken away: what came from it counts as memory's, and the tiers behind it move up."""
+    levels[levels == gone] = 1
+    levels[levels > gone] -= 1
+
+
 def restorable(space: SpaceInfo, flags: list[npt.NDArray[np.bool_]]) -> tuple[int, ...]:
     """Return every length for which all groups have what it needs, ascending.
 

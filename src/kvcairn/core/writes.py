@@ -10,9 +10,10 @@ from collections import deque
 
 import numpy as np
 
-from kvcairn.core.batches import ABSENT, EVICTING, READY, Batch, Batches
+from kvcairn.core.batches import Batch, Batches
 from kvcairn.core.drops import Drops
 from kvcairn.core.level import Level
+from kvcairn.core.residency import ABSENT, EVICTING, READY
 from kvcairn.core.state import State
 from kvcairn.index.arrays import Rows
 from kvcairn.types import MissReason, add_to

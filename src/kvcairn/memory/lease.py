@@ -69,6 +69,10 @@ class _Slots:
             self._views.append(view)
         return view
 
+    def has(self, block: int, group: int = 0) -> bool:
+        """Return whether a block has a copy of the group here."""
+        return self._of(group)[block] >= 0
+
     def copy(self, block: int, group: int = 0) -> bytes:
         """Return a copy of the bytes of one group of one block; does not hold the GIL meanwhile.
 

@@ -61,6 +61,14 @@ class Executor(Protocol):
         ...
 
 
+def _tell(end: Callable[[], None]) -> None:
+    """Tell of the end of a task; a thread survives whatever that raises."""
+    try:
+        end()
+    except Exception:
+        logger.exception("the end of a task could not be noted")
+
+
 def _tick(tick: Callable[[float], float | None], now_s: float) -> float | None:
     """Call `tick`; the watch survives whatever it raises."""
     try:
@@ -119,7 +127,7 @@ class Lane:
     def __init__(self, tier: str, threads: int, clock: Clock) -> None:
         """No thread is started before there is work."""
         self.tier, self.threads, self.clock = tier, threads, clock
-        self.changed = threading.Condition()
+        self.changed = threading.Condition()  # its lock may be taken twice
         self.queue: list[tuple[int, int, Task]] = []
         self.running: set[Task] = set()
         self.workers = 0
@@ -132,12 +140,15 @@ class Lane:
         """Threads there may be with the lost ones: each can be replaced once."""
         return 2 * self.threads
 
-    def add(self, task: Task, order: int) -> None:
-        """Queue a task, and start a thread where one is missing."""
+    def add(self, task: Task, order: int) -> bool:
+        """Queue a task, and start a thread where one is missing; False where the lane is closed."""
         with self.changed:
+            if self.is_closed:
+                return False
             heapq.heappush(self.queue, (task.priority, order, task))
             self._staff()
             self.changed.notify()
+            return True
 
     def remove(self, task: Task) -> bool:
         """Take a queued task out."""
@@ -178,8 +189,13 @@ class Lane:
     def join(self) -> None:
         """Wait for running tasks, as long as their deadlines let them run; not for those that have none."""
         with self.changed:
-            while any(math.isfinite(task.deadline_s) for task in self.running):
+            while self.is_busy():
                 self.changed.wait(_HEARTBEAT_S)
+
+    def is_busy(self) -> bool:
+        """Whether a task with a deadline runs."""
+        with self.changed:
+            return any(math.isfinite(task.deadline_s) for task in self.running)
 
     def _staff(self) -> None:
         """Start threads while there is more work than idle ones; lost ones are replaced, up to the same number."""
@@ -223,12 +239,12 @@ class Lane:
                 else:
                     self.lost -= 1
             if is_late:
-                task.late()
+                _tell(task.late)
             else:
-                task.done(value, error)
-                with self.changed:
-                    self.running.discard(task)
-                    self.changed.notify_all()
+                _tell(lambda: task.done(value, error))  # noqa: B023 - called at once
+            with self.changed:
+                self.running.discard(task)
+                self.changed.notify_all()
             del task, value, error  # an idle thread keeps no buffer alive
 
 
@@ -259,11 +275,9 @@ class ThreadExecutor:
             lane = self._lanes.get(task.tier)
             if lane is None:
                 lane = self._lanes[task.tier] = Lane(task.tier, self._threads.get(task.tier, 4), self.clock)
-        if is_closed:
+        if is_closed or not lane.add(task, next(self._order)):
             task.state = TaskState.DONE
             task.done(None, TierUnavailable(task.tier, task.op, "the cache is closed"))
-            return
-        lane.add(task, next(self._order))
 
     def cancel(self, task: Task) -> bool:
         """Take a queued task out of its lane."""
@@ -316,8 +330,9 @@ class ThreadExecutor:
                 expired, look_again_s = lane.expire(now)
                 next_s = min(next_s, look_again_s)
                 for task in expired:
-                    task.done(None, TierTimeout(task.tier, task.op, f"no answer within {task.timeout_s:g} s"))
-            if is_closed and not any(math.isfinite(task.deadline_s) for lane in lanes for task in lane.running):
+                    late = TierTimeout(task.tier, task.op, f"no answer within {task.timeout_s:g} s")
+                    _tell(lambda: task.done(None, late))  # noqa: B023 - called at once
+            if is_closed and not any(lane.is_busy() for lane in lanes):
                 return
             self._watched.poll()
             due_s = None if is_closed else _tick(tick, now)

@@ -9,10 +9,10 @@ from typing import Self
 
 import msgspec
 
-from kvcairn.errors import KVCairnError, LeaseError
+from kvcairn.errors import ClosedError, KVCairnError, LeaseError
 from kvcairn.memory.lease import Frame, Lease, first_damaged, quietly
 from kvcairn.requests import Damaged, JobCancel, JobClose, JobInfo, JobLease, JobStatus
-from kvcairn.types import JobState, MissReason
+from kvcairn.types import Completion, JobState, MissReason
 
 FINAL = frozenset({JobState.READY, JobState.CANCELLED, JobState.FAILED})
 
@@ -121,8 +121,8 @@ class CopyJob:
         ok: for each key whether it was copied; complete once the job has ended.
     """
 
-    def __init__(self, frame: Frame, keys: int, work: Callable[[CopyJob], None]) -> None:
-        """Start `work`, which sets `ok` and looks at `is_cancelled`."""
+    def __init__(self, frame: Frame, keys: int, work: Callable[[CopyJob], Completion | None]) -> None:
+        """Start `work`, which sets `ok`, looks at `is_cancelled`, and returns what else the buffers wait for."""
         self._frame = frame
         self.ok: list[bool] = [False] * keys
         self.is_cancelled = False
@@ -159,12 +159,19 @@ class CopyJob:
         self.cancel()
         self.wait()
 
-    def _work(self, work: Callable[[CopyJob], None]) -> None:
+    def _work(self, work: Callable[[CopyJob], Completion | None]) -> None:
         try:
-            work(self)
+            left = work(self)
         except KVCairnError as error:
             self._fail(str(error))
-        else:
+            return
+        if left is None:
+            self._end()
+            return
+        try:
+            self._frame.link.when(left, self._end)
+        except ClosedError:  # nobody polls any more, and the buffers must not be given back before
+            self._frame.link.wait(left.query, None)
             self._end()
 
     def _fail(self, why: str) -> None:
