@@ -14,9 +14,9 @@ from kvcairn import requests as rq
 from kvcairn.config import Config
 from kvcairn.core.link import Direct
 from kvcairn.core.open import open_core
-from kvcairn.errors import ClosedError, UnsupportedError
+from kvcairn.errors import ClosedError, LeaseError, UnsupportedError
 from kvcairn.layout import SpaceDescriptor
-from kvcairn.memory.lease import Frame, Lease, Reservation
+from kvcairn.memory.lease import Lease, Reservation
 from kvcairn.space import Space
 from kvcairn.transfer.job import Job
 from kvcairn.types import BlockEvent, Hit, MissReason, Stats
@@ -143,8 +143,9 @@ class Cache:
             LeaseError: it has ended, or the ticket is of another run.
         """
         adopted: rq.Adopted = self._link.call(rq.Adopt(ticket))
-        space = next(s for s in self._spaces.values() if s.frame.space == adopted.space)
-        frame: Frame = space.frame
+        frame = next((s.frame for s in self._spaces.values() if s.frame.space == adopted.space), None)
+        if frame is None:
+            raise LeaseError("open the space of the ticket first, with Cache.space")
         if adopted.lease is not None:
             return Lease(frame, adopted.lease)
         if adopted.reservation is not None:

@@ -350,6 +350,10 @@ class Link(Protocol):
         """Names this run of the core."""
         ...
 
+    def has_lower_tiers(self) -> bool:
+        """Whether there is a tier below memory now."""
+        ...
+
     def check_open(self) -> None:
         """Do nothing where the cache is open, in this very process.
 

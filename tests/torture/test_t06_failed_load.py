@@ -25,8 +25,11 @@ READ = frozenset(["read"])
 @pytest.mark.parametrize("kth", [0, 3, 7])
 @pytest.mark.parametrize("kind", FAILURES)
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_kth_block_fails(make_rig: MakeRig, link: LinkKind, kind: FaultKind, kth: int, is_async: bool) -> None:
-    rig = make_rig(link=link, below="disk")
+@pytest.mark.parametrize("verify", ["never", "always"])
+def test_the_kth_block_fails(
+    make_rig: MakeRig, link: LinkKind, kind: FaultKind, kth: int, is_async: bool, verify: str
+) -> None:
+    rig = make_rig(link=link, below="disk", settings=(("verify_memory", verify),))
     blocks = Blocks(rig)
     keys = blocks.keys(1, BLOCKS)
     assert all(blocks.put(keys))

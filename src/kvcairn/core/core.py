@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from kvcairn import requests as rq
 from kvcairn.core.direct import DirectReads
 from kvcairn.core.drops import Drops
 from kvcairn.core.hints import Pins
+from kvcairn.core.holds import named_by
 from kvcairn.core.lease import Leases
 from kvcairn.core.level import Level
 from kvcairn.core.load import Loads
@@ -21,7 +21,7 @@ from kvcairn.core.state import State
 from kvcairn.core.stats import stats
 from kvcairn.core.store import Store
 from kvcairn.core.writes import WritesDown
-from kvcairn.errors import ConfigError, LeaseError
+from kvcairn.errors import ConfigError
 from kvcairn.index.arrays import Rows
 from kvcairn.types import JobState, MissReason
 
@@ -194,8 +194,7 @@ class Core:
     def _release(self, request: rq.Release) -> rq.Value:
         self._leases.release(request.lease)
         self._loads.advance_stalled()
-        self.state.notify()
-        return rq.Value(None)
+        return self._notified()
 
     def _damaged(self, request: rq.Damaged) -> rq.Value:
         self._leases.damaged(request.lease, request.block)
@@ -296,13 +295,8 @@ class Core:
         return rq.JobBatch(self._loads.take_ended())
 
     def _adopt(self, request: rq.Adopt) -> rq.Adopted:
-        try:
-            boot_id, kind, number = msgspec.msgpack.decode(request.ticket, type=tuple[bytes, str, int])
-        except msgspec.MsgspecError as error:
-            raise LeaseError(f"this is no ticket: {error}") from error
-        if boot_id != self.boot_id or kind not in ("lease", "reservation", "job"):
-            raise LeaseError("the ticket is of another run of the cache")
-        hold = self.state.ledger.get(number, kind)  # type: ignore[arg-type]
+        kind, number = named_by(request.ticket, self.boot_id)
+        hold = self.state.ledger.get(number, kind)
         self.state.ledger.share(hold)
         reply: dict[str, Any] = {"kind": kind, "space": hold.space.number, "keys": hold.keys}
         if kind == "lease":
@@ -330,6 +324,9 @@ class Core:
 
     def _changed(self) -> rq.Value:
         self._loads.advance_all()
+        return self._notified()
+
+    def _notified(self) -> rq.Value:
         self.state.notify()
         return rq.Value(None)
 

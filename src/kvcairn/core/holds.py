@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from kvcairn.core.residency import Residency
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.errors import LeaseError
@@ -97,3 +99,18 @@ class Ledger:
     def open_holds(self) -> list[Hold]:
         """All open holds."""
         return list(self._open.values())
+
+
+def named_by(ticket: bytes, boot_id: bytes) -> tuple[Kind, int]:
+    """Return what a ticket names: the kind of hold, and its number.
+
+    Raises:
+        LeaseError: it is no ticket, or one of another run of the cache.
+    """
+    try:
+        boot, kind, number = msgspec.msgpack.decode(ticket, type=tuple[bytes, Kind, int])
+    except msgspec.MsgspecError as error:
+        raise LeaseError(f"this is no ticket: {error}") from error
+    if boot != boot_id:
+        raise LeaseError("the ticket is of another run of the cache")
+    return kind, number

@@ -64,6 +64,10 @@ class Direct:
         task = Task(_LANE, "run", work, done, lambda: None, timeout_s=float("inf"))
         self.core.state.executor.submit(task)
 
+    def has_lower_tiers(self) -> bool:
+        """Whether there is a tier below memory now."""
+        return len(self.core.state.levels) > 1
+
     def version(self) -> int:
         """Return the number of changes so far."""
         return self.core.state.version

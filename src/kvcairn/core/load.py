@@ -55,6 +55,7 @@ class Job:
     expires_s: float = NEVER_S
     is_stalled: bool = False
     is_late: bool = False
+    let_go_seen: int = -1
     is_announced: bool = True
     promotions: list[Promotion] = field(default_factory=list)
 
@@ -146,7 +147,8 @@ class Loads:
             why = MissReason.NO_ROOM if job.is_stalled else MissReason.DEADLINE if job.is_late else late
         space, keys, rows = job.hold.space, job.hold.keys, job.walk.rows
         leased = self._leases.make(space, keys, rows, have, why, exempt=job.hold)
-        self._leases.count(leased, job.asked, job.walk.levels[: leased.count])
+        asked = job.asked if count is None else min(count, job.asked)
+        self._leases.count(leased, asked, job.walk.levels[: leased.count])
         self.close(job.hold.number)
         return leased
 
@@ -255,6 +257,11 @@ class Loads:
                 self._state.ledger.pin(job.hold, level.residency, group, rows[copies.state[rows] == READY])
 
     def _promote(self, job: Job, group: int, absent: Rows) -> int:
+        """Ask for absent blocks; a job that found no room asks again only after something was let go."""
+        let_go = self._state.memory.residency.counts.let_go
+        if job.is_stalled and job.let_go_seen == let_go:
+            return 0
+        job.let_go_seen = let_go
         rows = job.walk.rows[absent]
         sources = self._state.walker.usable(group, rows, self._state.now())
         lost = absent[sources == 0]

@@ -129,9 +129,10 @@ def close_core(core: Core) -> None:
         if level.tier is not None:
             level.tier.close()
     state.arena.close()
-    if state.eventfd >= 0:
-        os.close(state.eventfd)
-        state.eventfd = -1
+    with state.changed:
+        eventfd, state.eventfd = state.eventfd, -1
+    if eventfd >= 0:
+        os.close(eventfd)
 
 
 def restore(state: State, level: Level, found: Inventory) -> list[Delete]:
@@ -146,7 +147,7 @@ def restore(state: State, level: Level, found: Inventory) -> list[Delete]:
     for space_id, mine in found.spaces():
         space = state.spaces.known(space_id)
         for i in mine[addresses[mine] < 0].tolist():
-            space.rows.ghosts.remember(found.key[i], MissReason.EVICTED)
+            state.tree.ghosts.remember(space.number, found.key[i], MissReason.EVICTED)
         mine = mine[addresses[mine] >= 0]
         if mine.size:
             _restore_space(state, level, space, found.take(mine), addresses[mine])
@@ -172,10 +173,12 @@ def _restore_space(state: State, level: Level, space: SpaceInfo, found: Inventor
 
 def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
     given: dict[str, Any] = {name: getattr(options, name) for name in options.__struct_fields__}
-    try:
-        allocator = SlotAllocator(given["capacity_bytes"] - tier.overhead_bytes, tier.region_bytes)
-    except ValueError as error:
-        raise ConfigError(f"{path}.capacity", str(error), given["capacity_bytes"]) from error
+    capacity, overhead = given["capacity_bytes"], tier.overhead_bytes
+    least = overhead + (tier.region_bytes or PAGE_BYTES)
+    if capacity < least:
+        reason = f"{capacity} bytes asked, {overhead} of them taken by the tier's index and by other files in its place"
+        raise ConfigError(f"{path}.capacity", reason, remedy=f"at least {least} bytes, or another folder")
+    allocator = SlotAllocator(capacity - overhead, tier.region_bytes)
     allocator.go_on_from(tier.last_generation)
     policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")
     residency = Residency(options.name, state.tree, allocator, policy, state.fastest, state.readers)

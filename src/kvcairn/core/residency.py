@@ -114,6 +114,7 @@ class Residency:
         is_new = ~self._resident(rows)
         copies.state[rows] = READY
         copies.busy[rows] -= 1
+        self.counts.let_go += 1
         self.counts.in_flight -= rows.size
         self.counts.blocks += rows.size
         self._count_children(group, rows, 1)
@@ -158,6 +159,7 @@ class Residency:
     def let_go(self, group: int, rows: Rows) -> None:
         """A reader or writer counted in `busy` is done."""
         self.copies[group].busy[rows] -= 1
+        self.counts.let_go += 1
         self.free_unheld(group, rows)
 
     def pin(self, space: SpaceInfo, group: int, rows: Rows) -> None:
@@ -172,6 +174,7 @@ class Residency:
         is_there = copies.slot[rows] == addresses
         here = rows[is_there]
         copies.pins[here] -= 1
+        self.counts.let_go += 1
         self.counts.pinned_bytes -= int((copies.pins[here] == 0).sum()) * self.slot_bytes(space, group)
         self.let_orphans_go(addresses[~is_there])
         self.free_unheld(group, here)
@@ -191,6 +194,7 @@ class Residency:
         rows = rows[(copies.state[rows] == EVICTING) & (copies.busy[rows] == 0)]
         if rows.size == 0:
             return
+        self.counts.let_go += 1
         addresses: Addresses = copies.slot[rows].copy()
         pins = copies.pins[rows].copy()
         copies.pins[rows] = 0
@@ -251,6 +255,7 @@ class Counts:
     def __init__(self) -> None:
         """All zero."""
         self.blocks = self.in_flight = self.pinned_bytes = self.quarantined_bytes = 0
+        self.let_go = 0  # grows whenever a copy may have become free to leave
         self.copies: dict[tuple[int, int], int] = {}  # slots in use by (space, group)
 
     def add(self, spaces: np.ndarray[tuple[int], np.dtype[np.int32]], group: int, by: int) -> None:

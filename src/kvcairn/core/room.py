@@ -57,7 +57,8 @@ class Room:
     def _other_sizes(self, slot_bytes: int) -> list[Victim]:
         """Victims in policy order until enough neighbouring segments would be empty; only those that matter for it."""
         allocator = self._residency.allocator
-        live = {n: s.slots - s.free_slots for n, s in allocator.segments.items() if s.slot_bytes != slot_bytes}
+        segments = allocator.segments.items()
+        live = {n: s.slots - s.free_slots for n, s in segments if s.slot_bytes != slot_bytes and s.free_slots < s.slots}
         victims: list[Victim] = []
         for row, groups in self._may_go(None):
             victims.append((row, groups))
@@ -68,8 +69,7 @@ class Room:
                     live[number] -= 1
                     emptied = emptied or live[number] == 0
             if emptied:
-                empty = {n: 0 for n, left in live.items() if left == 0}
-                target = allocator.cheapest_to_empty(slot_bytes, empty)
+                target = allocator.room_in({n for n, left in live.items() if left == 0}, slot_bytes)
                 if target is not None:
                     return self._needed(victims, target)
         return []

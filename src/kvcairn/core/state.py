@@ -65,6 +65,7 @@ class State:
     def notify(self) -> None:
         """Tell those who wait that something changed; the lock is held."""
         self.version += 1
+        self.memory.residency.allocator.retired.clear()  # memory has no files to give up
         self.changed.notify_all()
 
     def job_ended(self) -> None:

@@ -47,7 +47,11 @@ class WritesDown:
         if self._level.write_policy != "through" or not rows.size:
             return
         wanted = rows[self._lacks(rows) | self._leaves(rows)]
-        if wanted.size:
+        if wanted.size and self._level.breaker.is_open(self._state.now()):
+            for row in wanted.tolist():
+                if not self._is_put_off(row):
+                    self._dropped(MissReason.TIER_DOWN.value, row)
+        elif wanted.size:
             chain = np.concatenate([self._lacking_above(int(wanted[0])), wanted])
             leaves = self._leaves(chain)
             first = int(leaves.argmax()) if leaves.any() else chain.size
@@ -122,9 +126,14 @@ class WritesDown:
             else:
                 self._dropped("held", row)
 
+    def _is_put_off(self, row: int) -> bool:
+        """Whether a write of the row was given up a moment ago."""
+        serial = int(self._state.tree.nodes.serial[row])
+        return self._not_before.get((row, serial), 0.0) > self._state.now()
+
     def _enqueue(self, row: int) -> None:
         serial = int(self._state.tree.nodes.serial[row])
-        if (row, serial) in self._queued or self._not_before.get((row, serial), 0.0) > self._state.now():
+        if (row, serial) in self._queued or self._is_put_off(row):
             return
         self._not_before.pop((row, serial), None)
         self._queued.add((row, serial))

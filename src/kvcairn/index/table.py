@@ -17,7 +17,7 @@ Rows = npt.NDArray[np.intp]
 
 WAYS = 8  # one bucket of fingerprints is 32 bytes, half a cache line
 MOST_LOAD = 2.5  # rows a bucket, on average; then the table doubles
-_FIRST_BUCKETS = 256
+_FIRST_BUCKETS = 16
 _PART_KEYS = 4096
 
 

@@ -28,13 +28,12 @@ _CODE = {reason: code for code, reason in enumerate(_REASONS)}
 
 
 class SpaceRows:
-    """The blocks of one space: its table, and what is remembered of those that left."""
+    """The blocks of one space: its table from key to row."""
 
     def __init__(self, number: int, space_id: bytes, nodes: Nodes) -> None:
         """Start empty."""
         self.number, self.space_id = number, space_id
         self.rows = KeyTable(lambda: nodes.key)
-        self.ghosts = Ghosts()
 
 
 class Tree:
@@ -43,6 +42,7 @@ class Tree:
     def __init__(self) -> None:
         """Start empty."""
         self.spaces: list[SpaceRows] = []
+        self.ghosts = Ghosts()
         self.nodes = Nodes(_FIRST_ROWS)
         self._copies: list[Copies] = []
         self._free: Rows = np.arange(_FIRST_ROWS - 1, -1, -1, dtype=np.intp)  # a stack
@@ -141,7 +141,7 @@ class Tree:
     def why_gone(self, space: SpaceRows, key: bytes, row: int) -> MissReason:
         """Return why a block has no readable copy; `row` is -1 where the tree does not know it any more."""
         reason = _REASONS[int(self.nodes.gone[row])] if row >= 0 else MissReason.NEVER_STORED
-        return space.ghosts.recall(key) if reason is MissReason.NEVER_STORED else reason
+        return self.ghosts.recall(space.number, key) if reason is MissReason.NEVER_STORED else reason
 
     def note_gone(self, rows: Rows, reason: MissReason) -> None:
         """Remember why the last copies of these rows left."""
@@ -156,7 +156,7 @@ class Tree:
                 space, key, parent = self.space_of(row), self.key(row), int(nodes.parent[row])
                 reason = _REASONS[int(nodes.gone[row])]
                 if reason is not MissReason.NEVER_STORED:
-                    space.ghosts.remember(key, reason)
+                    self.ghosts.remember(space.number, key, reason)
                 space.rows.discard(key, row)
                 nodes.clear(row)
                 self._free[self._free_rows] = row

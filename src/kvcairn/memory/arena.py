@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import weakref
 from contextlib import suppress
 
 import numpy as np
@@ -31,6 +32,8 @@ class Arena:
         """
         self.capacity_bytes = capacity_bytes
         self.fd = _memory_file(capacity_bytes)
+        weakref.finalize(self, os.close, self.fd)  # not before: its number must not name another file meanwhile
+        self._is_closed = False
         self._map = mmap.mmap(self.fd, capacity_bytes)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # of use where the host lets shared memory have huge pages
@@ -51,7 +54,7 @@ class Arena:
         Raises:
             ClosedError: the arena is closed.
         """
-        if self.fd < 0:
+        if self._is_closed:
             raise ClosedError("the cache is closed")
         return os.pread(self.fd, nbytes, offset_bytes)
 
@@ -60,10 +63,8 @@ class Arena:
         self.array[offset_bytes : offset_bytes + nbytes] = POISON
 
     def close(self) -> None:
-        """Let go of the file; the mapping itself goes with its last view. Idempotent."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Refuse further reads; mapping and file go with the last view. Idempotent."""
+        self._is_closed = True
 
 
 def _memory_file(capacity_bytes: int) -> int:

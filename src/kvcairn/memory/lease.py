@@ -41,9 +41,11 @@ class Frame(msgspec.Struct, frozen=True):
     verify: str
     jobs: MutableMapping[int, Any]
 
-    def is_verified(self, key: bytes) -> bool:
-        """Whether copies of this block carry a checksum from their commit on: all, none, or one in 64."""
-        return self.verify == "always" or (self.verify == "sample" and key[0] < SAMPLED)
+    def is_hashed(self, key: bytes) -> bool:
+        """Whether a block gets its checksum in the commit: with a tier below always, else as `verify` says."""
+        if self.verify == "always" or self.link.has_lower_tiers():
+            return True
+        return self.verify == "sample" and key[0] < SAMPLED
 
 
 class _Slots:
@@ -264,9 +266,7 @@ class Reservation(_Slots):
         flags = None if ok is None else [bool(each) for each in ok]
         if flags is not None and len(flags) != len(self.keys):
             raise ValueError(f"ok has {len(flags)} elements for {len(self.keys)} reserved blocks")
-        if self._frame.verify == "never":
-            return Commit(self._number, flags)
-        wanted = [self._frame.is_verified(key) and (flags is None or flags[i]) for i, key in enumerate(self.keys)]
+        wanted = [self._frame.is_hashed(key) and (flags is None or flags[i]) for i, key in enumerate(self.keys)]
         if not any(wanted):
             return Commit(self._number, flags)
         return Commit(self._number, flags, [self._checksums(group, wanted) for group in range(len(self._offsets))])

@@ -149,6 +149,9 @@ class SlotAllocator:
                 taken first where not all fit.
         """
         addresses = np.full(len(places), -1, dtype=np.int32)
+        if len(places):
+            self._next_segment = max(self._next_segment, int(places[:, 0].max()) + 1)  # a number is never used twice
+            self.go_on_from(int(places[:, 4].max()))
         numbers, first = np.unique(places[:, 0], return_index=True)
         for number in numbers[np.argsort(first)].tolist():
             mine = np.flatnonzero(places[:, 0] == number)
@@ -170,7 +173,6 @@ class SlotAllocator:
         left = free[~np.isin(free, slots)]
         segment.free[: left.size], segment.free_slots = left, left.size
         segment.generation[slots] = generation[taken]
-        self._generation = max(self._generation, int(generation[taken].max(initial=0)))
         self.used_bytes += taken.size * slot_bytes
         addresses[taken] = int(self._base(segment)) + slots * (slot_bytes // PAGE_BYTES)
         return addresses
@@ -183,21 +185,18 @@ class SlotAllocator:
         run = self._vacant_run(length, slot_bytes)
         return None if run is None else self._cut(run, length, slot_bytes, number)
 
-    def cheapest_to_empty(self, slot_bytes: int, live: dict[int, int]) -> set[int] | None:
-        """Segments of other sizes that must be emptied to get one for this size: those with fewest live slots.
+    def room_in(self, emptied: set[int], slot_bytes: int) -> set[int] | None:
+        """Return those of the `emptied` segments that make room for a segment of this size, with what is vacant beside.
 
-        `live` gives, for segments that may be emptied, how many of their slots are in use. None where none will do.
+        `emptied` are segments whose slots would all be free. None where they do not suffice.
         """
         length = self._fewest_regions(slot_bytes)
-        best: tuple[int, set[int]] | None = None
+        vacant = {n for n, s in self.segments.items() if s.free_slots == s.slots and s.slot_bytes != slot_bytes}
         for first in range(self._owner.size - length + 1):
             owners = {int(o) for o in self._owner[first : first + length]} - {-1}
-            if any(o not in live for o in owners):
-                continue
-            cost = sum(live[o] for o in owners)
-            if best is None or cost < best[0]:
-                best = cost, owners
-        return best[1] if best else None
+            if owners & emptied and owners <= emptied | vacant:
+                return owners & emptied
+        return None
 
     def check(self) -> None:
         """Raise AssertionError where the books do not balance."""

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kvcairn.errors import ClosedError, LayoutError, LeaseError
-from kvcairn.memory.lease import SAMPLED, Frame, Lease, Reservation
+from kvcairn.memory.lease import SAMPLED, Lease, Reservation
 from kvcairn.testing.blocks import Blocks, assert_idle
-from kvcairn.testing.rig import PAGE_BYTES, Rig
+from kvcairn.testing.rig import PAGE_BYTES, BelowKind, Rig
 from tests.unit.conftest import MakeRig
 
 
@@ -266,13 +266,29 @@ def test_many_threads_end_it_once(rig: Rig, open_it: Open) -> None:
         assert_idle(rig)
 
 
+@pytest.mark.parametrize("below", ["none", "dict"])
 @pytest.mark.parametrize(
-    ("verify", "first_byte", "is_verified"),
+    ("verify", "first_byte", "is_hashed"),
     [("always", 255, True), ("never", 0, False), ("sample", SAMPLED - 1, True), ("sample", SAMPLED, False)],
 )
-def test_which_copies_are_verified(verify: str, first_byte: int, is_verified: bool) -> None:
-    frame = Frame(None, 0, (1,), verify, {})  # type: ignore[arg-type]
-    assert frame.is_verified(bytes([first_byte]) * 32) is is_verified
+def test_which_copies_are_hashed_in_their_commit(
+    make_rig: MakeRig, below: BelowKind, verify: str, first_byte: int, is_hashed: bool
+) -> None:
+    frame = make_rig(below=below, settings=(("verify_memory", verify),)).space().frame
+    assert frame.is_hashed(bytes([first_byte]) * 32) is (is_hashed or below != "none"), "a tier below needs all"
+
+
+def test_damage_after_the_commit_does_not_get_to_a_slower_tier(make_rig: MakeRig) -> None:
+    rig = make_rig(below="dict", settings=(("verify_memory", "never"),))
+    space, keys = rig.space(), Blocks(rig).keys(1, 2)
+    with space.reserve(keys) as slots:
+        late = np.frombuffer(slots[1], dtype=np.uint8)
+        slots.commit()
+    late[3] ^= 1  # a writer that does not know that it is too late
+    rig.cache.drain()
+    rig.cache.clear(tier="memory")
+    assert len(space.get(keys)) == 1
+    assert rig.cache.stats().misses_by_reason == {"corrupt": 1}
 
 
 @pytest.mark.parametrize("verify", ["never", "sample", "always"])

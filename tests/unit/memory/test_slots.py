@@ -77,7 +77,7 @@ def test_a_slot_larger_than_all_is_never_given() -> None:
     too_large = allocator.largest_slot_bytes() + PAGE_BYTES
     assert obtainable(allocator, too_large) == 0
     assert allocator.take(too_large, 1).size == 0
-    assert allocator.cheapest_to_empty(too_large, {}) is None
+    assert allocator.room_in(set(), too_large) is None
     allocator.check()
 
 
@@ -159,15 +159,15 @@ def test_the_node_of_a_slot_is_noted_until_it_is_given_back() -> None:
     assert found == [100, 101, 102, -1, -1, -1, -1, *range(107, 113)]
 
 
-def test_the_cheapest_segments_are_named() -> None:
+def test_the_segments_that_make_room_are_named() -> None:
     allocator = SlotAllocator(6 * PAGE_BYTES, PAGE_BYTES)
     held = taken_all(allocator, PAGE_BYTES)
     owner = {int(a): allocator.locate(a)[0].number for a in held.tolist()}
-    live = {owner[page]: cost for page, cost in enumerate([1, 1, 0, 1, 0, 0])}
-    assert allocator.cheapest_to_empty(2 * PAGE_BYTES, live) == {owner[4], owner[5]}
-    del live[owner[4]]  # it is held
-    assert allocator.cheapest_to_empty(2 * PAGE_BYTES, live) in ({owner[1], owner[2]}, {owner[2], owner[3]})
-    assert allocator.cheapest_to_empty(2 * PAGE_BYTES, {owner[0]: 0, owner[2]: 0}) is None
+    assert allocator.room_in({owner[4], owner[5]}, 2 * PAGE_BYTES) == {owner[4], owner[5]}
+    assert allocator.room_in({owner[0], owner[2]}, 2 * PAGE_BYTES) is None
+    allocator.give(held[1:2])
+    assert allocator.room_in({owner[0], owner[4]}, 2 * PAGE_BYTES) == {owner[0]}, "beside one that is vacant"
+    assert allocator.room_in(set(), 2 * PAGE_BYTES) is None, "what is vacant already is no news"
 
 
 def restored(earlier: SlotAllocator, held: Addresses, later: SlotAllocator) -> list[int | None]:
@@ -252,14 +252,15 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.allocator.give(np.array(chosen, dtype=np.int32))
 
     @rule(size=st.sampled_from(SIZES))
-    def empty_what_is_cheapest(self, size: int) -> None:
+    def empty_what_makes_room(self, size: int) -> None:
         segments = self.allocator.segments
-        live = {n: s.slots - s.free_slots for n, s in segments.items() if s.slot_bytes != size * PAGE_BYTES}
-        chosen = self.allocator.cheapest_to_empty(size * PAGE_BYTES, live)
+        used = {n for n, s in segments.items() if s.slot_bytes != size * PAGE_BYTES and s.free_slots < s.slots}
+        chosen = self.allocator.room_in(used, size * PAGE_BYTES)
         if chosen is None:
             return
+        assert chosen
+        assert chosen <= used
         leaving = [a for a in self.held if self.allocator.locate(a)[0].number in chosen]
-        assert len(leaving) == sum(live[n] for n in chosen)
         for address in leaving:
             del self.held[address]
         self.allocator.give(np.array(leaving, dtype=np.int32))
@@ -302,8 +303,7 @@ def test_a_size_uses_what_is_vacant() -> None:
 def test_one_slot_of_another_size_costs_few_regions(slot_pages: int) -> None:
     allocator = SlotAllocator(64 << 20)
     taken_all(allocator, PAGE_BYTES)
-    live = {number: segment.slots for number, segment in allocator.segments.items()}
-    chosen = allocator.cheapest_to_empty(slot_pages * PAGE_BYTES, live)
+    chosen = allocator.room_in(set(allocator.segments), slot_pages * PAGE_BYTES)
     assert chosen is not None
     needed = -(-slot_pages * PAGE_BYTES // allocator.region_bytes)
     assert sum(allocator.segments[number].regions for number in chosen) <= 4 * needed
