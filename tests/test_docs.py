@@ -24,6 +24,7 @@ from kvcairn.core import batches, events, hints, promote, writes
 from kvcairn.doctor import Check
 from kvcairn.memory import slots
 from kvcairn.tiers import breaker
+from kvcairn.tiers.disk import inspect
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -381,7 +382,12 @@ def test_every_public_name_is_documented() -> None:
     ("title", "names"),
     [
         ("`kvcairn demo --json`", [field.name for field in fields(demo.Row)]),
-        ("`kvcairn bench lookup --json`, `kvcairn bench memory --json`", list(bench.Figure.__struct_fields__)),
+        (
+            "`kvcairn bench lookup --json`, `kvcairn bench memory --json`, `kvcairn bench disk --json`",
+            list(bench.Figure.__struct_fields__),
+        ),
+        ("`kvcairn ls PATH --json`", list(inspect.SpaceRow.__struct_fields__)),
+        ("`kvcairn scrub PATH --json`", list(inspect.Scrubbed.__struct_fields__)),
         ("`kvcairn config check FILE --json`", list(config.Setting.__struct_fields__)),
         ("`kvcairn doctor --json`", list(Check.__struct_fields__)),
     ],

@@ -77,6 +77,8 @@ class DiskTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fie
         eviction: Name of the eviction policy.
         durability: What an acknowledged block survives: the process (none), power loss (data), and
             power loss with changed folders (full).
+        reserve_bytes: Bytes of the file system that are left free (setting `reserve`); unless given, a twentieth of
+            it, at most 1 GiB.
         deadline_s: Longest time one read or write may take (setting `deadline`).
     """
 
@@ -87,6 +89,7 @@ class DiskTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fie
     min_touches: Annotated[int, Meta(ge=1)] = 2
     eviction: str = "lru"
     durability: Literal["none", "data", "full"] = "none"
+    reserve_bytes: Bytes | None = field(default=None, name="reserve")
     deadline_s: PositiveSeconds = field(default=5.0, name="deadline")
 
 

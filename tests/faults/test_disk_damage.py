@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import random
+import shutil
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -374,9 +375,17 @@ def damage_something(rng: random.Random, folder: Path) -> str:
     return f"{kind} {path.name} at {at} of {size}"
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_random_damage_is_survived_without_a_wrong_byte(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.slow
+@pytest.mark.parametrize("hundred", range(10))
+def test_1000_random_damages_are_survived_without_a_wrong_byte(tmp_path: Path, hundred: int, seed: int) -> None:
+    for number in range(100):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        survive_damage(folder, random.Random(seed + 100 * hundred + number))
+        shutil.rmtree(folder)
+
+
+def survive_damage(tmp_path: Path, rng: random.Random) -> None:
     maker = slots()
     made = blocks(maker, range(30), 2000)
     tier: DiskTier = tier_over(tmp_path)

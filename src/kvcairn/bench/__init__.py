@@ -1,7 +1,8 @@
 """Measures this host with the real cache; what each figure means stands in docs/benchmarks/method.md."""
 
+from kvcairn.bench.disk import run_disk
 from kvcairn.bench.figures import Figure
 from kvcairn.bench.lookup import run_lookup
 from kvcairn.bench.memory import run_memory
 
-__all__ = ["Figure", "run_lookup", "run_memory"]
+__all__ = ["Figure", "run_disk", "run_lookup", "run_memory"]

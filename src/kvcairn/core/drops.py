@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,11 @@ from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.errors import TierError
 from kvcairn.index.arrays import Rows
-from kvcairn.tiers.base import Delete
+from kvcairn.tiers.base import Delete, Tier
 from kvcairn.transfer.task import Task
 from kvcairn.types import MissReason
 
+CLEAR_PRIORITY = 0
 DELETE_PRIORITY = 200  # behind reads and writes
 MOST_DELETES = 1024  # of one task, so that each ends well before the tier's deadline
 
@@ -58,14 +60,29 @@ class Drops:
 
     def everything(self, space: SpaceInfo, levels: list[Level]) -> None:
         """Drop all copies of a space on these tiers."""
-        self.rows(space, space.rows.rows.rows(), MissReason.CLEARED, levels)
+        rows = space.rows.rows.rows()
+        for level in levels:
+            if level.tier is None or not level.tier.clears:
+                self.rows(space, rows, MissReason.CLEARED, [level])
+                continue
+            self._clear(level, level.tier, space)
+            for group in range(len(level.residency.copies)):
+                level.residency.drop(group, rows, MissReason.CLEARED)
+
+    def _clear(self, level: Level, tier: Tier, space: SpaceInfo) -> None:
+        """Have a tier forget a space, with what is still being written of it."""
+        space_id, generation = space.rows.space_id, level.residency.allocator.last_generation
+        self._submit(level, "clear", lambda: tier.clear(space_id, generation), CLEAR_PRIORITY)
 
     def delete(self, level: Level, deletes: list[Delete]) -> None:
         """Have a tier forget copies that the index has dropped or never took up."""
         tier = level.tier
-        if tier is None or not deletes:
-            return
+        if tier is not None:
+            for begin in range(0, len(deletes), MOST_DELETES):
+                part = deletes[begin : begin + MOST_DELETES]
+                self._submit(level, "delete", partial(tier.delete, part), DELETE_PRIORITY)
 
+    def _submit(self, level: Level, op: str, run: Callable[[], Any], priority: int) -> None:
         def done(_: Any, error: TierError | None) -> None:
             with self._state.changed:
                 level.tasks -= 1
@@ -73,8 +90,5 @@ class Drops:
                     level.note(error, self._state.now())
                 self._state.notify()
 
-        for begin in range(0, len(deletes), MOST_DELETES):
-            part = deletes[begin : begin + MOST_DELETES]
-            run = partial(tier.delete, part)
-            task = Task(level.name, "delete", run, done, lambda: None, DELETE_PRIORITY, level.timeout_s)
-            submit(level, self._state.executor, task)
+        task = Task(level.name, op, run, done, lambda: None, priority, level.timeout_s)
+        submit(level, self._state.executor, task)

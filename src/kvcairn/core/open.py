@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,7 +16,7 @@ from kvcairn.core.events import Readers
 from kvcairn.core.holds import Ledger
 from kvcairn.core.level import Level
 from kvcairn.core.residency import Fastest, Residency
-from kvcairn.core.spaces import Spaces
+from kvcairn.core.spaces import SpaceInfo, Spaces
 from kvcairn.core.state import State
 from kvcairn.core.walk import Walker
 from kvcairn.errors import ConfigError, TierError
@@ -25,7 +25,8 @@ from kvcairn.memory.arena import Arena
 from kvcairn.memory.slots import PAGE_BYTES, Addresses, SlotAllocator
 from kvcairn.policy import eviction
 from kvcairn.tiers import registry
-from kvcairn.tiers.base import BlockRef, Delete, Slot, Stored, Tier, TierContext
+from kvcairn.tiers.base import Delete, Tier, TierContext
+from kvcairn.tiers.inventory import Inventory
 from kvcairn.transfer.executor import Executor, ThreadExecutor
 from kvcairn.transfer.task import Task
 from kvcairn.types import MissReason
@@ -91,14 +92,14 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
     tier = registry.create(options, TierContext(core.state.executor.clock), path)
     tier = wrap(tier) if wrap else tier
     try:
-        stored = list(tier.open())
+        found = Inventory.of(tier.open())
     except TierError as error:
         raise ConfigError(path, str(error)) from error
     with ExitStack() as on_failure:
         on_failure.callback(tier.close)
         level = _level(core.state, tier, options, path)
         with core.state.changed:
-            left = restore(core.state, level, stored)
+            left = restore(core.state, level, found)
         _make_fit(level, left)
         with core.state.changed:
             core.attach(level)
@@ -134,50 +135,40 @@ def close_core(core: Core) -> None:
         os.close(eventfd)
 
 
-def restore(state: State, level: Level, stored: Iterable[Stored]) -> list[Delete]:
+def restore(state: State, level: Level, found: Inventory) -> list[Delete]:
     """Take up what an earlier run left on a tier; return what finds no place any more."""
-    residency, left = level.residency, []
-    by_space: dict[bytes, list[tuple[Stored, int]]] = {}
-    seen: set[BlockRef] = set()
-    for item in sorted(stored, key=lambda s: -s.slot.generation):
-        slot = item.slot
-        address = None
-        if item.block not in seen:
-            address = residency.allocator.restore(
-                slot.segment, slot.segment_bytes, slot.slot_bytes, slot.offset_bytes, slot.generation
-            )
-        if address is None:
-            left.append(Delete(item.block, slot))
-            space = state.spaces.known(item.block.space_id)
-            state.tree.ghosts.remember(space.number, item.block.key, MissReason.EVICTED)
-        else:
-            seen.add(item.block)
-            by_space.setdefault(item.block.space_id, []).append((item, address))
-    for space_id, items in by_space.items():
-        _restore_space(state, level, space_id, items)
-    gone = {item.slot.segment for item in left if isinstance(item.slot, Slot)}
-    residency.allocator.retired += sorted(gone - set(residency.allocator.segments))
+    if not len(found):
+        return []
+    allocator = level.residency.allocator
+    order = np.argsort(-found.place[:, 4], kind="stable")
+    wanted = order[~found.outdated()[order]]
+    addresses = np.full(len(found), -1, dtype=np.int32)
+    addresses[wanted] = allocator.restore(found.place[wanted])
+    for space_id, mine in found.spaces():
+        space = state.spaces.known(space_id)
+        for i in mine[addresses[mine] < 0].tolist():
+            state.tree.ghosts.remember(space.number, found.key[i], MissReason.EVICTED)
+        mine = mine[addresses[mine] >= 0]
+        if mine.size:
+            _restore_space(state, level, space, found.take(mine), addresses[mine])
+    allocator.retired += sorted(set(found.place[:, 0].tolist()) - allocator.segments.keys())
+    left = [Delete(item.block, item.slot) for item in found.take(np.flatnonzero(addresses < 0))]
     if left:
         logger.warning("tier %r: %d blocks of an earlier run do not fit and are dropped", level.name, len(left))
     return left
 
 
-def _restore_space(state: State, level: Level, space_id: bytes, items: list[tuple[Stored, int]]) -> None:
-    space, tree, residency = state.spaces.known(space_id), state.tree, level.residency
-    keys = list(dict.fromkeys(item.block.key for item, _ in items))
-    parents = {item.block.key: item.parent for item, _ in items}
-    tree.adopt(space.rows, keys, [parents[key] for key in keys])
-    for group in sorted({item.block.group for item, _ in items}):
-        mine = [(item, address) for item, address in items if item.block.group == group]
-        space.part_bytes.setdefault(group, mine[0][0].nbytes)
-        rows = tree.find(space.rows, [item.block.key for item, _ in mine])
-        addresses: Addresses = np.array([address for _, address in mine], dtype=np.int32)
-        residency.restore(group, rows, addresses)
-        checksums = np.frombuffer(b"".join(item.checksum for item, _ in mine), dtype=np.uint8)
-        residency.of(group).checksum[rows] = checksums.reshape(-1, 16)
-    generations = {item.block.key: item.slot.generation for item, _ in reversed(items)}
-    rows = tree.find(space.rows, keys)
-    residency.policy.add(tree.by_recency(rows, [generations[key] for key in keys]), state.now())
+def _restore_space(state: State, level: Level, space: SpaceInfo, found: Inventory, addresses: Addresses) -> None:
+    tree, residency = state.tree, level.residency
+    parents = dict(zip(found.key, found.parent, strict=True))
+    tree.adopt(space.rows, list(parents), list(parents.values()))
+    rows = tree.find(space.rows, found.key)
+    for group in np.unique(found.group).tolist():
+        mine = np.flatnonzero(found.group == group)
+        space.part_bytes.setdefault(group, int(found.nbytes[mine[0]]))
+        residency.restore(group, rows[mine], addresses[mine])
+        residency.of(group).checksum[rows[mine]] = found.checksum[mine]
+    residency.policy.add(tree.by_recency(rows, found.place[:, 4]), state.now())
 
 
 def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
@@ -188,6 +179,7 @@ def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
         reason = f"{capacity} bytes asked, {overhead} of them taken by the tier's index and by other files in its place"
         raise ConfigError(f"{path}.capacity", reason, remedy=f"at least {least} bytes, or another folder")
     allocator = SlotAllocator(capacity - overhead, tier.region_bytes)
+    allocator.go_on_from(tier.last_generation)
     policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")
     residency = Residency(options.name, state.tree, allocator, policy, state.fastest, state.readers)
     residency.header_bytes = tier.header_bytes

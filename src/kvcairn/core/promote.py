@@ -82,11 +82,10 @@ class Promotions:
         tier = source.tier
         assert tier is not None, "memory is never promoted from"
         reads = self._reads(promotion)
-        expected = [row.tobytes() for row in copies.checksum[rows]]
         task = Task(
             source.name,
             "read",
-            run=lambda: verified(reads, tier.read(reads), expected),
+            run=lambda: verified(reads, tier.read(reads)),
             done=lambda outcomes, error: self._done(promotion, outcomes, error),
             late=promotion.hung.returned,
             priority=priority,
@@ -104,7 +103,8 @@ class Promotions:
             begin = int(here.slot[row]) * PAGE_BYTES
             block = BlockRef(space.rows.space_id, state.tree.key(row), group)
             slot = promotion.source.slot(int(there.slot[row]))
-            reads.append(Read(block, slot, state.arena.view[begin : begin + nbytes]))
+            wanted = there.checksum[row].tobytes()
+            reads.append(Read(block, slot, state.arena.view[begin : begin + nbytes], wanted if any(wanted) else b""))
         return reads
 
     def _done(self, promotion: Promotion, outcomes: Any, error: TierError | None) -> None:
@@ -147,19 +147,18 @@ class Promotions:
             self._lost(lost, group, _reason(bad[0][1], error))
 
 
-def verified(reads: list[Read], outcomes: Any, expected: list[bytes]) -> Any:
+def verified(reads: list[Read], outcomes: Any) -> Any:
     """Return the outcomes of a read, with CORRUPT where the bytes are not those of the commit, whatever the tier says.
 
     Args:
-        reads: what was asked for.
+        reads: what was asked for, with checksums where they are known.
         outcomes: what the tier answered.
-        expected: checksum of each, zeros where none is known.
     """
     if not isinstance(outcomes, list) or len(outcomes) != len(reads):
         return outcomes
     return [
-        MissReason.CORRUPT if outcome is None and any(wanted) and checksum(read.out) != wanted else outcome
-        for read, outcome, wanted in zip(reads, outcomes, expected, strict=True)
+        MissReason.CORRUPT if outcome is None and read.checksum and checksum(read.out) != read.checksum else outcome
+        for read, outcome in zip(reads, outcomes, strict=True)
     ]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kvcairn.index.arrays import NO_ROWS, Rows, column, grown
 from kvcairn.index.copies import Copies
@@ -99,33 +100,30 @@ class Tree:
             missing = [key for key, row in zip(chosen, self.find(space, chosen).tolist(), strict=True) if row < 0]
             if missing:
                 self._new(space, missing)
-        rows = self.find(space, keys)
         linked = [i for i, parent in enumerate(parents) if parent is not None and parent != keys[i]]
-        parent_rows = self.find(space, [parents[i] or b"" for i in linked])
-        for row, parent_row in zip(rows[linked].tolist(), parent_rows.tolist(), strict=True):
-            if self.nodes.parent[row] == UNKNOWN_PARENT:
-                self._attach(row, parent_row)
+        rows = self.find(space, keys)[linked]
+        above_rows = self.find(space, [parents[i] or b"" for i in linked])
+        is_loose = self.nodes.parent[rows] == UNKNOWN_PARENT
+        self._attach_all(rows[is_loose], above_rows[is_loose])
 
-    def by_recency(self, rows: Rows, used: Sequence[int]) -> Rows:
+    def by_recency(self, rows: Rows, used: npt.NDArray[np.int64]) -> Rows:
         """Return rows in the order in which a policy takes them up: the most recent first, each behind its parent.
 
-        `used` says when each was used, on any scale; a row counts as used when anything below it was.
+        `used` says when each was used, on any scale above zero; a row counts as used when anything below it was.
+        Rows given twice are returned once.
         """
-        depth: dict[int, int] = {ROOT: 0, UNKNOWN_PARENT: 0}
-        parent = self.nodes.parent
-        for row in rows.tolist():
-            path = []
-            while row not in depth:
-                path.append(row)
-                row = int(parent[row])
-            for below, at in enumerate(reversed(path), start=depth[row] + 1):
-                depth[at] = below
-        latest = dict(zip(rows.tolist(), used, strict=True))
-        for row in sorted(latest, key=lambda r: -depth[r]):
-            above = int(parent[row])
-            if above in latest:
-                latest[above] = max(latest[above], latest[row])
-        return np.array(sorted(latest, key=lambda r: (-latest[r], depth[r])), dtype=np.intp)
+        above = self._parents()
+        depth, far = (above >= 0).astype(np.int64), above
+        while (far >= 0).any():  # twice as far up with every turn
+            depth += depth[far]
+            far = far[far]
+        latest = np.zeros(above.size, dtype=np.int64)
+        np.maximum.at(latest, rows, used)
+        rows = np.unique(rows)
+        by_depth = rows[np.argsort(-depth[rows], kind="stable")]
+        for level in np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1):
+            np.maximum.at(latest, above[level], latest[level])
+        return rows[np.lexsort((depth[rows], -latest[rows]))]
 
     def key(self, row: int) -> bytes:
         """Return the key of a row."""
@@ -224,6 +222,30 @@ class Tree:
         for at in np.flatnonzero(loose & ~bare).tolist():
             if nodes.parent[rows[at]] == UNKNOWN_PARENT:
                 self._attach(int(rows[at]), int(parents[at]))
+
+    def _parents(self) -> Rows:
+        """Return the parent of each row; -1, which stands for no row and has no parent, where there is none known."""
+        above: Rows = np.maximum(self.nodes.parent, -1).astype(np.intp)
+        above[-1] = -1
+        return above
+
+    def _attach_all(self, rows: Rows, above: Rows) -> None:
+        """Link rows, each given once, whose parents were unknown; one by one where some would make a ring."""
+        nodes = self.nodes
+        nodes.parent[rows] = above
+        far = self._parents()
+        for _ in range(nodes.rows.bit_length()):
+            if not (far >= 0).any():
+                break
+            far = far[far]
+        is_ring = far[rows] >= 0  # no way up ends
+        nodes.parent[rows[is_ring]] = UNKNOWN_PARENT
+        good, top = rows[~is_ring], above[~is_ring]
+        np.add.at(nodes.children, top, 1)
+        for copies in self._copies:
+            np.add.at(copies.children, top, (copies.state[good] == CopyState.READY).astype(copies.children.dtype))
+        for row, parent in zip(rows[is_ring].tolist(), above[is_ring].tolist(), strict=True):
+            self._attach(row, parent)
 
     def _attach(self, row: int, above: int) -> None:
         """Link a floating segment under its parent, on every tier where it has copies."""

@@ -80,6 +80,15 @@ class SlotAllocator:
         self._next_segment = 0
         self._generation = 0
 
+    @property
+    def last_generation(self) -> int:
+        """The highest generation given out so far."""
+        return self._generation
+
+    def go_on_from(self, generation: int) -> None:
+        """Give out higher generations only."""
+        self._generation = max(self._generation, generation)
+
     def largest_slot_bytes(self) -> int:
         """Size of the largest slot that can be cut."""
         return self._owner.size * self.region_bytes // PAGE_BYTES * PAGE_BYTES
@@ -113,10 +122,11 @@ class SlotAllocator:
         return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
 
     def give(self, addresses: Addresses) -> None:
-        """Take slots back. Each must have been given out."""
+        """Take slots back. Each must have been given out. Neighbours given back together are given out together."""
         self.on_free(addresses)
         for segment, slots in self._by_segment(addresses):
             segment.row[slots] = -1
+            slots = np.sort(slots)[::-1]
             segment.free[segment.free_slots : segment.free_slots + slots.size] = slots
             segment.free_slots += slots.size
             self.used_bytes -= slots.size * segment.slot_bytes
@@ -131,28 +141,49 @@ class SlotAllocator:
         segment = self.segments[int(self._owner[int(address) * PAGE_BYTES // self.region_bytes])]
         return segment, (int(address) - int(self._base(segment))) * PAGE_BYTES // segment.slot_bytes
 
-    def restore(
-        self, number: int, segment_bytes: int, slot_bytes: int, offset_bytes: int, generation: int
-    ) -> int | None:
-        """Mark a slot of an earlier run as given out and return its address; None where it fits no more."""
-        self._next_segment = max(self._next_segment, number + 1)  # a number is never used twice
-        self._generation = max(self._generation, generation)
-        segment = self.segments.get(number)
-        if segment is None:
-            length = segment_bytes // self.region_bytes
-            run = self._vacant_run(length, slot_bytes) if length * self.region_bytes == segment_bytes else None
-            if run is None or slot_bytes > segment_bytes:
-                return None
-            segment = self._cut(run, length, slot_bytes, number)
-        slot, rest = divmod(offset_bytes, slot_bytes)
-        free = segment.free[: segment.free_slots]
-        if rest or segment.slot_bytes != slot_bytes or slot not in free:
+    def restore(self, places: npt.NDArray[np.int64]) -> Addresses:
+        """Mark slots of an earlier run as given out and return their addresses, -1 where one fits no more.
+
+        Args:
+            places: segment, offset, slot bytes, segment bytes and generation of each; those that come first are
+                taken first where not all fit.
+        """
+        addresses = np.full(len(places), -1, dtype=np.int32)
+        if len(places):
+            self._next_segment = max(self._next_segment, int(places[:, 0].max()) + 1)  # a number is never used twice
+            self.go_on_from(int(places[:, 4].max()))
+        numbers, first = np.unique(places[:, 0], return_index=True)
+        for number in numbers[np.argsort(first)].tolist():
+            mine = np.flatnonzero(places[:, 0] == number)
+            addresses[mine] = self._restore_segment(number, places[mine])
+        return addresses
+
+    def _restore_segment(self, number: int, places: npt.NDArray[np.int64]) -> Addresses:
+        addresses = np.full(len(places), -1, dtype=np.int32)
+        slot_bytes, segment_bytes = places[0, 2:4].tolist()
+        segment = self.segments.get(number) or self._cut_again(number, slot_bytes, segment_bytes)
+        if segment is None or (segment.slot_bytes, segment.regions * self.region_bytes) != (slot_bytes, segment_bytes):
+            return addresses
+        _, offset, size, whole, generation = places.T
+        slots, free = offset // slot_bytes, segment.free[: segment.free_slots]
+        fits = (size == slot_bytes) & (whole == segment_bytes) & (offset % slot_bytes == 0) & np.isin(slots, free)
+        _, once = np.unique(slots, return_index=True)
+        taken = np.intersect1d(np.flatnonzero(fits), once)
+        slots = slots[taken]
+        left = free[~np.isin(free, slots)]
+        segment.free[: left.size], segment.free_slots = left, left.size
+        segment.generation[slots] = generation[taken]
+        self.used_bytes += taken.size * slot_bytes
+        addresses[taken] = int(self._base(segment)) + slots * (slot_bytes // PAGE_BYTES)
+        return addresses
+
+    def _cut_again(self, number: int, slot_bytes: int, segment_bytes: int) -> Segment | None:
+        """Cut a segment of an earlier run; None where it fits no more."""
+        length = segment_bytes // self.region_bytes
+        if length * self.region_bytes != segment_bytes or not PAGE_BYTES <= slot_bytes <= segment_bytes:
             return None
-        segment.free[: segment.free_slots - 1] = free[free != slot]
-        segment.free_slots -= 1
-        segment.generation[slot] = generation
-        self.used_bytes += slot_bytes
-        return int(self._base(segment)) + slot * slot_bytes // PAGE_BYTES
+        run = self._vacant_run(length, slot_bytes)
+        return None if run is None else self._cut(run, length, slot_bytes, number)
 
     def room_in(self, emptied: set[int], slot_bytes: int) -> set[int] | None:
         """Return those of the `emptied` segments that make room for a segment of this size, with what is vacant beside.

@@ -63,11 +63,15 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One copy to be read into `out`, which is exactly as long as what was written."""
+    """One copy to be read into `out`, which is exactly as long as what was written.
+
+    `checksum` is given by a caller that hashes what arrives and compares it himself: a tier then need not hash it too.
+    """
 
     block: BlockRef
     slot: Slot | None
     out: memoryview
+    checksum: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +108,12 @@ class Tier(ABC):
     managed: ClassVar[bool] = True
     header_bytes: ClassVar[int] = 0
     """Bytes of a slot before the payload, a multiple of 4,096; counted in the slot."""
+    clears: ClassVar[bool] = False
+    """Whether `clear` is there; otherwise the blocks of a space are deleted one by one."""
     overhead_bytes: int = 0
     """Part of the capacity that the tier needs for its own books; final after `open`."""
+    last_generation: int = 0
+    """A generation that new ones must exceed, whatever `open` returns; final after `open`."""
     region_bytes: int | None = None
     """Size of the pieces that segments are cut from, where the tier has fixed one; final after `open`."""
 
@@ -130,7 +138,9 @@ class Tier(ABC):
 
     @abstractmethod
     def read(self, reads: Sequence[Read]) -> list[Outcome]:
-        """Fill each `out` with exactly what was written under that block, verified, or say why not.
+        """Fill each `out` with exactly what was written under that block, or say why not.
+
+        What arrives is verified here, but for the payloads of reads that carry a checksum: those the caller compares.
 
         After an outcome other than None the content of that `out` is undefined. `MissReason.CORRUPT` means that the
         copy is damaged or another one, `MissReason.VANISHED` that there is nothing; both make the caller drop it.
@@ -139,6 +149,10 @@ class Tier(ABC):
     @abstractmethod
     def delete(self, deletes: Sequence[Delete]) -> None:
         """Forget each block, so that it does not come back after a restart. Absent ones are passed over."""
+
+    def clear(self, space_id: bytes, generation: int) -> None:
+        """Forget all copies of a space up to a generation, for good: those too whose write ends only later."""
+        raise NotImplementedError
 
     @abstractmethod
     def retire(self, segments: Sequence[int]) -> None:

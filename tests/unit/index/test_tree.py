@@ -209,7 +209,7 @@ def test_the_most_recent_come_first_and_leaves_behind_their_parents(shape: list[
     draw.shuffle(every)
     rows = tree.find(space, keys(*every))
     used = [draw.randrange(5) for _ in every]
-    ordered = tree.by_recency(rows, used).tolist()
+    ordered = tree.by_recency(rows, np.array(used)).tolist()
     assert sorted(ordered) == sorted(rows.tolist())
     latest = dict(zip(rows.tolist(), used, strict=True))
     for row in reversed(ordered):

@@ -172,11 +172,13 @@ def test_the_segments_that_make_room_are_named() -> None:
 
 def restored(earlier: SlotAllocator, held: Addresses, later: SlotAllocator) -> list[int | None]:
     """Restore into `later` what `earlier` holds, the highest generation first, as a reopened tier does."""
-    places = [earlier.locate(address) for address in held.tolist()]
-    return [
-        later.restore(s.number, s.regions * earlier.region_bytes, s.slot_bytes, n * s.slot_bytes, int(s.generation[n]))
-        for s, n in sorted(places, key=lambda place: -int(place[0].generation[place[1]]))
+    places = [
+        (s.number, n * s.slot_bytes, s.slot_bytes, s.regions * earlier.region_bytes, int(s.generation[n]))
+        for s, n in (earlier.locate(address) for address in held.tolist())
     ]
+    ordered = sorted(places, key=lambda place: -place[4])
+    found = later.restore(np.array(ordered, dtype=np.int64).reshape(-1, 5))
+    return [None if address < 0 else address for address in found.tolist()]
 
 
 @given(st.lists(st.tuples(st.sampled_from(SIZES), st.integers(1, 9)), max_size=12), st.randoms(use_true_random=False))
@@ -218,9 +220,9 @@ def test_a_slot_that_does_not_fit_is_not_restored(
     number: int, segment_pages: int, slot_pages: int, offset_pages: int
 ) -> None:
     allocator = SlotAllocator(16 * PAGE_BYTES, 2 * PAGE_BYTES)
-    assert allocator.restore(0, 4 * PAGE_BYTES, 2 * PAGE_BYTES, 0, 7) == 0
+    assert allocator.restore(np.array([(0, 0, 2 * PAGE_BYTES, 4 * PAGE_BYTES, 7)])).tolist() == [0]
     segment_bytes, slot_bytes, offset = (n * PAGE_BYTES for n in (segment_pages, slot_pages, offset_pages))
-    assert allocator.restore(number, segment_bytes, slot_bytes, offset, 9) is None
+    assert allocator.restore(np.array([(number, offset, slot_bytes, segment_bytes, 9)])).tolist() == [-1]
     assert allocator.used_bytes == 2 * PAGE_BYTES
     allocator.check()
 

@@ -19,6 +19,8 @@ import xxhash
 
 from kvcairn.errors import ConfigError
 from kvcairn.memory.slots import PAGE_BYTES, default_region_bytes
+from kvcairn.tiers.disk.epochs import EPOCHS_NAME
+from kvcairn.tiers.disk.files import replace_file
 from kvcairn.tiers.disk.format import FORMAT_VERSION
 from kvcairn.tiers.disk.index import Index, IndexSize, is_damage
 from kvcairn.tiers.disk.segments import Segments
@@ -30,7 +32,7 @@ META_NAME: Final = "folder"
 INDEX_NAME: Final = "index.sqlite"
 DAMAGED_NAME: Final = "index.damaged"
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
-_SMALL_FILES: Final = 3  # lock, description, and the draft of a new description
+_SMALL_FILES: Final = 3  # description, epochs, and the draft of one of them; the lock is empty
 _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -116,16 +118,19 @@ class Folder:
         self._size = IndexSize.of(capacity_bytes)
 
     def region_bytes(self) -> int:
-        """Return the size of the folder's regions; a folder that cannot say it is given the size it would get now.
+        """Return the size of the folder's regions.
+
+        A folder that cannot say it, or whose capacity is now less than one region, is given the size of a new one.
 
         Raises:
             ConfigError: it is of a later format. Nothing in it was changed.
         """
         found = self._read_meta()
-        if found is None:
+        room = self._capacity_bytes - least_overhead_bytes(self._capacity_bytes)
+        if found is None or found.region_bytes > room:
             found = Meta(format_version=FORMAT_VERSION, region_bytes=default_region_bytes(self._capacity_bytes))
             line = msgspec.json.encode(found)
-            _replace(self.path / META_NAME, b"%s\n%s\n" % (line, _digest(line)))
+            replace_file(self.path / META_NAME, b"%s\n%s\n" % (line, _digest(line)))
         return found.region_bytes
 
     def overhead_bytes(self, index: Index, segments: Segments) -> int:
@@ -169,7 +174,13 @@ class Folder:
             damaged.unlink(missing_ok=True)
 
     def _foreign_bytes(self, segment_names: set[str]) -> int:
-        ours = {LOCK_NAME, META_NAME, INDEX_NAME, *(INDEX_NAME + companion for companion in _COMPANIONS)}
+        ours = {
+            LOCK_NAME,
+            META_NAME,
+            INDEX_NAME,
+            EPOCHS_NAME,
+            *(INDEX_NAME + companion for companion in _COMPANIONS),
+        }
         total = 0
         for parent, _, files in os.walk(self.path):
             known = ours | segment_names if Path(parent) == self.path else set()
@@ -214,13 +225,3 @@ class _Versioned(msgspec.Struct):
 
 def _digest(line: bytes) -> bytes:
     return xxhash.xxh3_128_hexdigest(line).encode()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a small file so that either the old or the new content is there, whatever happens."""
-    draft = path.with_name(path.name + ".new")
-    with open(draft, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

@@ -10,21 +10,19 @@ from typing import Final
 
 import xxhash
 
+from kvcairn.checksum import CHECKSUM_BYTES, checksum
 from kvcairn.memory.slots import PAGE_BYTES
-from kvcairn.tiers.base import BlockRef, Slot, Stored
+from kvcairn.tiers.base import BlockRef, Read, Slot, Stored
 
 FORMAT_VERSION: Final = 1
 MAGIC: Final = b"KVCAIRN\x00"
 HEADER_BYTES: Final = PAGE_BYTES
 ID_BYTES: Final = 32
-CHECKSUM_BYTES: Final = 16
 
 _FIELDS: Final = struct.Struct("<8sII32s32s32sIIqqqqqq16s")
 _CHECKED_BYTES: Final = HEADER_BYTES - CHECKSUM_BYTES
 _HAS_PARENT: Final = 1
 _NO_PARENT: Final = bytes(ID_BYTES)
-# Hashing keeps the interpreter lock in some versions of xxhash; a piece takes well below 0.1 ms.
-_PIECE_BYTES: Final = 1 << 20
 
 
 def encode(stored: Stored) -> bytes:
@@ -74,12 +72,17 @@ def decode(page: bytes | bytearray | memoryview) -> Stored | None:
     )
 
 
-def checksum_of(payload: memoryview) -> bytes:
-    """Return the xxh3-128 of a payload, big-endian as xxhash writes it. Any thread."""
-    state = xxhash.xxh3_128()
-    for begin in range(0, len(payload), _PIECE_BYTES):
-        state.update(payload[begin : begin + _PIECE_BYTES])
-    return state.digest()
+def holds(page: memoryview, read: Read) -> bool:
+    """Whether a header page is of the copy that is asked for; the payload is hashed where the caller will not do it."""
+    slot = read.slot
+    if slot is None or xxhash.xxh3_128_digest(page[:_CHECKED_BYTES]) != page[_CHECKED_BYTES:]:
+        return False
+    found = _FIELDS.unpack_from(page)
+    wanted = (MAGIC, FORMAT_VERSION, HEADER_BYTES, read.block.space_id, read.block.key)
+    place = (slot.generation, slot.segment, slot.offset_bytes, slot.slot_bytes, slot.segment_bytes)
+    if found[:5] != wanted or found[7:14] != (read.block.group, len(read.out), *place):
+        return False
+    return bool(found[14] == (read.checksum or checksum(read.out)))
 
 
 def payload_fits(nbytes: int, slot: Slot) -> bool:

@@ -7,16 +7,20 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import numpy as np
+
+from kvcairn.checksum import CHECKSUM_BYTES
 from kvcairn.memory.slots import PAGE_BYTES
 from kvcairn.tiers.base import BlockRef, Slot, Stored
-from kvcairn.tiers.disk.format import HEADER_BYTES
+from kvcairn.tiers.disk.format import HEADER_BYTES, ID_BYTES
+from kvcairn.tiers.inventory import Inventory
 
 APPLICATION_ID: Final = 0x6B764361  # "kvCa"
 INDEX_VERSION: Final = 1
@@ -31,7 +35,6 @@ ROWS_PER_COMMIT: Final = 128
 _NEIGHBOURS_PER_COMMIT: Final = 1024
 _LOG_PAGES: Final = (8, 64)
 _LOG_PAGE_BYTES: Final = PAGE_BYTES + 24
-_BATCH_ROWS: Final = 1024
 
 _SCHEMA: Final = """
 CREATE TABLE copies (
@@ -56,40 +59,10 @@ _DELETE_COPY: Final = (
 _DELETE_PLACE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes = ?"
 _DELETE_BEFORE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes < ?"
 _INSERT: Final = f"INSERT OR REPLACE INTO copies ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_SELECT_FROM: Final = (
-    f"SELECT {_COLUMNS} FROM copies WHERE (segment, offset_bytes) > (?, ?) ORDER BY segment, offset_bytes LIMIT ?"
-)
+_SELECT_SPACE: Final = "SELECT segment, offset_bytes FROM copies WHERE space_id = ? AND generation <= ?"
+_SELECT_ALL: Final = f"SELECT {_COLUMNS} FROM copies ORDER BY segment, offset_bytes"
 _NTH_OFFSET: Final = "SELECT offset_bytes FROM copies WHERE segment = ? ORDER BY offset_bytes LIMIT 1 OFFSET ?"
 _EXISTS: Final = "SELECT 1 FROM copies WHERE space_id = ? AND key = ? AND layer_group = ? LIMIT 1"
-_SEGMENTS: Final = "SELECT DISTINCT segment FROM copies"
-_SHAPES: Final = (
-    "SELECT segment, slot_bytes, segment_bytes FROM copies GROUP BY 1, 2, 3 ORDER BY count(*)"  # the last one counts
-)
-
-# What a damaged page can make of rows. A comparison with a missing or odd value is not true either.
-_MALFORMED: Final = """
-SELECT 1 FROM copies WHERE (
-    typeof(segment) = 'integer' AND typeof(offset_bytes) = 'integer' AND typeof(generation) = 'integer'
-    AND typeof(slot_bytes) = 'integer' AND typeof(segment_bytes) = 'integer' AND typeof(nbytes) = 'integer'
-    AND typeof(layer_group) = 'integer' AND layer_group BETWEEN 0 AND 4294967295
-    AND typeof(space_id) = 'blob' AND length(space_id) = 32 AND typeof(key) = 'blob' AND length(key) = 32
-    AND (parent IS NULL OR (typeof(parent) = 'blob' AND length(parent) = 32))
-    AND typeof(checksum) = 'blob' AND length(checksum) = 16
-    AND segment >= 0 AND slot_bytes % 4096 = 0 AND nbytes BETWEEN 1 AND slot_bytes - 4096
-    AND offset_bytes >= 0 AND offset_bytes % slot_bytes = 0 AND offset_bytes + slot_bytes <= segment_bytes
-) IS NOT TRUE LIMIT 1
-"""
-_MISFITS: Final = """
-SELECT segment, offset_bytes FROM copies WHERE segment = ?
-    AND (slot_bytes <> ? OR segment_bytes <> ? OR offset_bytes + slot_bytes > ?)
-"""
-_OLDER_TWINS: Final = """
-SELECT segment, offset_bytes FROM (
-    SELECT segment, offset_bytes, ROW_NUMBER() OVER (
-        PARTITION BY space_id, key, layer_group ORDER BY generation DESC, segment, offset_bytes
-    ) AS place FROM copies
-) WHERE place > 1
-"""
 
 Row = tuple[int, int, int, int, int, bytes, bytes, int, bytes | None, int, bytes]
 Item = TypeVar("Item")
@@ -167,7 +140,7 @@ class Index:
                 self._db.execute(_SCHEMA)
         elif found != APPLICATION_ID or version not in (_UNFINISHED, INDEX_VERSION):
             raise sqlite3.DatabaseError("the file is none of ours")
-        self._db.execute(_SELECT_FROM, (-1, -1, 1))  # the table is there, and has our columns
+        self._db.execute(f"{_SELECT_ALL} LIMIT 1")  # the table is there, and has our columns
         answer = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]  # 20 ms for 100,000 rows
         if answer != "ok":
             raise sqlite3.DatabaseError(answer)
@@ -188,39 +161,29 @@ class Index:
         with self._lock:
             return self._pragma("page_count") * PAGE_BYTES
 
-    def settle(self, file_bytes: Mapping[int, int]) -> int:
-        """Delete the rows that cannot be right, given the size of each segment file; return how many.
-
-        These are: of each segment those of another shape than most, and those that lie behind the end of its file; of
-        each block all copies but the one of the highest generation.
+    def load(self) -> Inventory:
+        """Return every row, by segment and offset.
 
         Raises:
             sqlite3.DatabaseError: there are rows that no store has written; the file is damaged.
         """
-        dropped = 0
         with self._lock:
-            if self._db.execute(_MALFORMED).fetchone():
-                raise sqlite3.DatabaseError("there are malformed rows")
-            shapes = {segment: shape for segment, *shape in self._db.execute(_SHAPES)}
-        for segment, shape in shapes.items():
-            dropped += self._drop(_MISFITS, segment, *shape, file_bytes.get(segment, 0))
-        return dropped + self._drop(_OLDER_TWINS)
+            rows = self._db.execute(_SELECT_ALL).fetchall()
+        found = _inventory(rows)
+        if found is None:
+            raise sqlite3.DatabaseError("there are malformed rows")
+        return found
 
-    def segments(self) -> set[int]:
-        """Return the numbers of the segments that rows lie in."""
+    def drop(self, places: Iterable[Sequence[int]]) -> None:
+        """Delete the rows at these (segment, offset)."""
+        for part in _parts(places, ROWS_PER_COMMIT):
+            with self._lock, self._change():
+                self._db.executemany(_DELETE_PLACE, part)
+
+    def of_space(self, space_id: bytes, generation: int) -> list[tuple[int, int]]:
+        """Return (segment, offset) of all copies of a space up to a generation."""
         with self._lock:
-            return {segment for (segment,) in self._db.execute(_SEGMENTS)}
-
-    def rows(self) -> Iterator[Stored]:
-        """Yield every row, by segment and offset; the lock is free in between."""
-        after = (-1, -1)
-        while True:
-            with self._lock:
-                batch = self._db.execute(_SELECT_FROM, (*after, _BATCH_ROWS)).fetchall()
-            if not batch:
-                return
-            after = batch[-1][:2]
-            yield from map(_stored, batch)
+            return self._db.execute(_SELECT_SPACE, (space_id, generation)).fetchall()
 
     def insert(self, copies: Iterable[Stored]) -> None:
         """Add rows; with at most 128 in one commit."""
@@ -275,14 +238,6 @@ class Index:
         done = self._db.execute(_DELETE_COPY, (*place, block.space_id, block.key, block.group))
         return done.rowcount > 0
 
-    def _drop(self, select: str, *values: int) -> int:
-        with self._lock:
-            places = self._db.execute(select, values).fetchall()
-        for part in _parts(places, ROWS_PER_COMMIT):
-            with self._lock, self._change():
-                self._db.executemany(_DELETE_PLACE, part)
-        return len(places)
-
     @contextmanager
     def _change(self) -> Iterator[None]:
         """One transaction; the caller holds the lock."""
@@ -332,10 +287,38 @@ def _row(stored: Stored) -> Row:
     )  # fmt: skip
 
 
-def _stored(row: Row) -> Stored:
-    segment, offset, slot_bytes, segment_bytes, generation, space_id, key, group, parent, nbytes, checksum = row
-    slot = Slot(segment, offset, slot_bytes, segment_bytes, generation)
-    return Stored(BlockRef(space_id, key, group), parent, slot, nbytes, checksum)
+def _inventory(rows: list[Row]) -> Inventory | None:
+    """Return rows as columns; None where one of them cannot be, as on a damaged page."""
+    if not rows:
+        return Inventory.of(())
+    columns = list(zip(*rows, strict=True))
+    numbers, space_ids, keys, parents, checksums = [*columns[:5], columns[7], columns[9]], *_blobs(columns)
+    if any(set(map(type, column)) != {int} for column in numbers):
+        return None
+    if not (_have(space_ids, ID_BYTES) and _have(keys, ID_BYTES) and _have(checksums, CHECKSUM_BYTES)):
+        return None
+    if not _have([parent for parent in parents if parent is not None], ID_BYTES):
+        return None
+    place, group, nbytes = (np.array(c, dtype=np.int64) for c in (numbers[:5], numbers[5], numbers[6]))
+    segment, offset, slot_bytes, segment_bytes, _ = place
+    is_right = (
+        (segment >= 0) & (group >= 0) & (group < 1 << 32) & (slot_bytes > 0) & (slot_bytes % PAGE_BYTES == 0)
+        & (nbytes > 0) & (nbytes <= slot_bytes - HEADER_BYTES)
+        & (offset >= 0) & (offset % np.maximum(slot_bytes, 1) == 0) & (offset <= segment_bytes - slot_bytes)
+    )  # fmt: skip
+    if not is_right.all():
+        return None
+    digests = np.frombuffer(b"".join(checksums), dtype=np.uint8).reshape(-1, CHECKSUM_BYTES)
+    return Inventory(list(space_ids), list(keys), group, list(parents), place.T.copy(), nbytes, digests)
+
+
+def _blobs(columns: list[Any]) -> tuple[Any, Any, Any, Any]:
+    return columns[5], columns[6], columns[8], columns[10]
+
+
+def _have(column: Sequence[Any], nbytes: int) -> bool:
+    """Whether all are bytes of that length."""
+    return set(map(type, column)) <= {bytes} and set(map(len, column)) <= {nbytes}
 
 
 def _parts(items: Iterable[Item], length: int) -> Iterator[list[Item]]:

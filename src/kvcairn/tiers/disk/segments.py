@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -20,23 +20,38 @@ from typing import Final
 from kvcairn.memory.slots import PAGE_BYTES
 from kvcairn.tiers.base import Slot, Stored
 from kvcairn.tiers.disk import format as disk_format
+from kvcairn.tiers.disk import runs
 
 _NAME: Final = re.compile(r"seg-(0|[1-9][0-9]{0,17})\.kv")
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_FALLOCATE: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_WINDOW_BYTES: Final = 1 << 20
+_MOST_RESERVE_BYTES: Final = 1 << 30
+_NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 # A link or a pipe in the place of a segment is neither followed nor waited for.
 _SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Segments:
-    """The segment files of one folder. Any thread; every method blocks on the disk and may raise OSError."""
+    """The segment files of one folder. Any thread; every method blocks on the disk and may raise OSError.
 
-    def __init__(self, folder: Path, *, sync_names: bool = False) -> None:
-        """Look at nothing yet; `sync_names` makes each new file survive power loss before it is written to."""
+    Attributes:
+        direct: whether files are opened for direct I/O, past the page cache; `probe` finds out.
+    """
+
+    def __init__(self, folder: Path, *, sync_names: bool = False, reserve_bytes: int | None = None) -> None:
+        """Look at nothing yet.
+
+        Args:
+            folder: where they lie.
+            sync_names: make each new file survive power loss before it is written to.
+            reserve_bytes: make no file where less would stay free; None: a twentieth of the device, at most 1 GiB.
+        """
+        self._reserve_bytes = reserve_bytes
         self._folder = folder
         self._sync_names = sync_names
         self._growing = threading.Lock()
-        self._own = threading.local()
+        self.direct = False
 
     def name(self, segment: int) -> str:
         """Return the file name of a segment, which is made of its number and of nothing else."""
@@ -45,6 +60,20 @@ class Segments:
     def path(self, segment: int) -> Path:
         """Return where the file of a segment lies, or would lie."""
         return self._folder / self.name(segment)
+
+    def probe(self, path: Path) -> None:
+        """Find out whether the file system has direct I/O, by reading that small file so."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECT | _SAFE)
+        except OSError:
+            return
+        try:
+            self.direct = os.preadv(fd, [runs.page()], 0) > 0
+        except OSError as error:
+            if error.errno not in _NO_DIRECT:
+                raise
+        finally:
+            os.close(fd)
 
     def sizes(self) -> dict[int, int]:
         """Return the size in bytes of each segment file that is there."""
@@ -90,41 +119,21 @@ class Segments:
         """Remove the file of a segment; passed over where there is none."""
         self.path(segment).unlink(missing_ok=True)
 
-    def write(self, fd: int, stored: Stored, payload: memoryview) -> None:
-        """Write a whole slot but for its unused last pages: header, payload, zeros to the end of the page.
-
-        Raises:
-            ValueError: the header cannot be made; nothing was written.
-        """
-        header, padding = disk_format.encode(stored), bytes(-len(payload) % PAGE_BYTES)
-        write_all(fd, [memoryview(header), payload, memoryview(padding)], stored.slot.offset_bytes)
-
     def wipe(self, fd: int, slot: Slot) -> None:
         """Make a slot hold nothing, for a reader that comes late and for a scan."""
-        write_all(fd, [memoryview(bytes(disk_format.HEADER_BYTES))], slot.offset_bytes)
-
-    def read(self, fd: int, slot: Slot, out: memoryview) -> Stored | None:
-        """Read the header and the payload of a slot in one go; return what the header says, None if damaged.
-
-        Raises:
-            EOFError: the file ends before the slot does.
-        """
-        if os.fstat(fd).st_size < slot.offset_bytes + slot.slot_bytes:
-            raise EOFError
-        page = self._page()
-        read_all(fd, [page, out], slot.offset_bytes)
-        return disk_format.decode(page)
+        page = runs.page()
+        page[:] = bytes(disk_format.HEADER_BYTES)
+        runs.write_all(fd, [page], slot.offset_bytes)
 
     def scan(self, segment: int) -> Iterator[Stored]:
         """Find the copies of a segment by their headers; what is no header, or out of place, is passed over."""
-        page = self._page()
         with self.to_read(segment) as fd:
             size = os.fstat(fd).st_size
+            window = _Window(fd, size)
             offset = _next_data(fd, 0, PAGE_BYTES)
             stride = PAGE_BYTES
             while offset + PAGE_BYTES <= size:
-                read_all(fd, [page], offset)
-                stored = disk_format.decode(page)
+                stored = disk_format.decode(window.page(offset, stride))
                 if stored and _in_place(stored, segment, offset, size):
                     # All slots of a segment are of one size and lie side by side from its start.
                     stride = stored.slot.slot_bytes
@@ -133,7 +142,7 @@ class Segments:
 
     @contextmanager
     def _opened(self, segment: int, flags: int) -> Iterator[int]:
-        fd = os.open(self.path(segment), flags | _SAFE, 0o600)
+        fd = os.open(self.path(segment), flags | _SAFE | (os.O_DIRECT if self.direct else 0), 0o600)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise FileNotFoundError(errno.ENOENT, "not a regular file", str(self.path(segment)))
@@ -150,6 +159,7 @@ class Segments:
             if found.st_nlink == 0:
                 raise FileNotFoundError(errno.ENOENT, "removed while it was being opened")
             try:
+                self._must_have_room(fd, segment_bytes - found.st_blocks * 512)
                 _preallocate(fd, segment_bytes)
                 if self._sync_names:
                     self.sync_folder()
@@ -159,52 +169,42 @@ class Segments:
                     self.remove(segment)
                 raise
 
-    def _page(self) -> memoryview:
-        """The calling thread's page; aligned, as direct I/O will need it."""
-        if not hasattr(self._own, "page"):
-            self._own.page = memoryview(mmap.mmap(-1, disk_format.HEADER_BYTES))
-        page: memoryview = self._own.page
-        return page
+    def _must_have_room(self, fd: int, nbytes: int) -> None:
+        device = os.fstatvfs(fd)
+        reserve = self._reserve_bytes
+        if reserve is None:
+            reserve = min(device.f_blocks * device.f_frsize // 20, _MOST_RESERVE_BYTES)
+        if device.f_bavail * device.f_frsize - nbytes < reserve:
+            raise OSError(errno.ENOSPC, f"less than {reserve} bytes would stay free")
+
+
+class _Window:
+    """Pages of a file, read ahead while one looks at many of them."""
+
+    def __init__(self, fd: int, file_bytes: int) -> None:
+        self._fd, self._file_bytes = fd, file_bytes
+        self._view = memoryview(mmap.mmap(-1, _WINDOW_BYTES))
+        self._begin = self._end = 0
+
+    def page(self, offset: int, stride: int) -> memoryview:
+        """Return the page at an offset; `stride` is how far the next one may be."""
+        if not self._begin <= offset <= self._end - PAGE_BYTES:
+            self._read(offset, _WINDOW_BYTES if stride <= _WINDOW_BYTES // 16 else PAGE_BYTES)
+        return self._view[offset - self._begin :][:PAGE_BYTES]
+
+    def _read(self, offset: int, nbytes: int) -> None:
+        nbytes = min(nbytes, (self._file_bytes - offset) // PAGE_BYTES * PAGE_BYTES)
+        try:
+            runs.read_all(self._fd, [self._view[:nbytes]], offset)
+        except OSError:
+            nbytes = PAGE_BYTES  # a part that cannot be read costs only the headers in it
+            runs.read_all(self._fd, [self._view[:nbytes]], offset)
+        self._begin, self._end = offset, offset + nbytes
 
 
 def is_full(error: OSError) -> bool:
     """Whether the device, the quota or the file system's limits are at their end."""
     return error.errno in _NO_ROOM
-
-
-def write_all(fd: int, parts: Sequence[memoryview], offset: int) -> None:
-    """Write all parts one after another from `offset` on, however often the system stops short."""
-    rest = [part for part in parts if len(part)]
-    while rest:
-        done = os.pwritev(fd, rest, offset)
-        if done == 0:
-            raise OSError(errno.EIO, "nothing was written")
-        offset += done
-        rest = _behind(rest, done)
-
-
-def read_all(fd: int, parts: Sequence[memoryview], offset: int) -> None:
-    """Fill all parts from `offset` on, however often the system stops short.
-
-    Raises:
-        EOFError: the file ends before that.
-    """
-    rest = list(parts)
-    while rest:
-        done = os.preadv(fd, rest, offset)
-        if done == 0:
-            raise EOFError
-        offset += done
-        rest = _behind(rest, done)
-
-
-def _behind(parts: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of the parts behind their first `done` bytes."""
-    for i, part in enumerate(parts):
-        if done < len(part):
-            return [part[done:], *parts[i + 1 :]]
-        done -= len(part)
-    return []
 
 
 def _preallocate(fd: int, nbytes: int) -> None:

@@ -17,10 +17,11 @@ from kvcairn.errors import ConfigError, TierError, TierFull, TierUnavailable
 from kvcairn.tiers.base import BlockRef, Delete, Outcome, Read, Slot, Stored, Tier, TierContext, Write
 from kvcairn.tiers.disk import format as disk_format
 from kvcairn.tiers.disk import index as disk_index
+from kvcairn.tiers.disk import runs
 from kvcairn.tiers.disk import segments as disk_segments
-from kvcairn.tiers.disk.folder import Folder, Lock, least_overhead_bytes
-from kvcairn.tiers.disk.index import ROWS_PER_COMMIT, Index
-from kvcairn.tiers.disk.recovery import recover
+from kvcairn.tiers.disk.folder import META_NAME, Folder, Lock, least_overhead_bytes
+from kvcairn.tiers.disk.index import ROWS_PER_COMMIT
+from kvcairn.tiers.disk.rows import Rows
 from kvcairn.tiers.disk.segments import Segments
 from kvcairn.types import MissReason
 
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 # An acknowledged block must survive power loss under `data`, and with it the commit of its row.
 _SYNCHRONOUS: Final = {"none": "OFF", "data": "FULL", "full": "FULL"}
 _QUIET_S: Final = 60.0
-_Pending = list[tuple[int, Stored]]
+_Pending = list[tuple[int, Stored, bytes]]  # number in the call, what the row will say, header page
 
 
 class DiskTier(Tier):
@@ -44,6 +45,7 @@ class DiskTier(Tier):
 
     managed: ClassVar[bool] = True
     header_bytes: ClassVar[int] = disk_format.HEADER_BYTES
+    clears: ClassVar[bool] = True
 
     def __init__(self, options: DiskTierOptions, context: TierContext) -> None:
         """Look at nothing yet."""
@@ -52,14 +54,16 @@ class DiskTier(Tier):
         self.region_bytes: int | None = None
         self._options = options
         self._log = _QuietLog(options.name, context.clock.now)
-        self._segments = Segments(Path(options.path), sync_names=options.durability == "full")
+        self._segments = Segments(
+            Path(options.path), sync_names=options.durability == "full", reserve_bytes=options.reserve_bytes
+        )
         # Between the end of one use of a slot and the start of the next: see `delete`.
         self._between_uses = threading.Lock()
         self._lock: Lock | None = None
-        self._index: Index | None = None
+        self._rows: Rows | None = None
 
     def open(self) -> Iterable[Stored]:
-        """Own the folder, settle what an earlier run left, and return it by and by.
+        """Own the folder, settle what an earlier run left, and return it.
 
         A missing or damaged index is made anew from the headers of the slots first; this reads a page of each slot.
 
@@ -73,12 +77,15 @@ class DiskTier(Tier):
             self._lock = Lock(setting, folder_path)
             try:
                 self.region_bytes = folder.region_bytes()
-                self._index = recover(folder, self._segments, _SYNCHRONOUS[self._options.durability])
-                self.overhead_bytes = folder.overhead_bytes(self._index, self._segments)
+                self._segments.probe(folder_path / META_NAME)
+                self._rows = Rows(folder, self._segments, _SYNCHRONOUS[self._options.durability])
+                found = self._rows.open()
+                self.overhead_bytes = self._rows.overhead_bytes()
+                self.last_generation = self._rows.epochs.highest
             except (OSError, sqlite3.Error, ConfigError):
                 self.close()
                 raise
-        return self._index.rows()
+        return found
 
     def write(self, writes: Sequence[Write]) -> list[Outcome]:
         """Store each block. The rows of all are committed together at the end, which acknowledges them.
@@ -95,9 +102,14 @@ class DiskTier(Tier):
                 outcomes[i] = TierError(self.name, "write", f"no such slot: {slot}", write.block.key)
                 continue
             stored = Stored(write.block, write.parent, slot, write.data.nbytes, write.checksum)
-            pending[slot.segment].append((i, stored))
+            try:
+                header = disk_format.encode(stored)
+                pending[slot.segment].append((i, stored, header))
+            except ValueError as error:
+                outcomes[i] = TierError(self.name, "write", str(error), write.block.key)
         with self._as_tier_error("write"), self._between_uses:
-            self._rows.clear(stored.slot for part in pending.values() for _, stored in part)
+            slots = [stored.slot for part in pending.values() for _, stored, _ in part]
+            self._books().vacate(slots)
         written: _Pending = []
         for part in pending.values():
             written += self._write_segment(part, writes, outcomes)
@@ -107,19 +119,18 @@ class DiskTier(Tier):
     def read(self, reads: Sequence[Read]) -> list[Outcome]:
         """Fill each `out` and check header and payload; looks at nothing but the slots."""
         outcomes: list[Outcome] = [MissReason.VANISHED] * len(reads)
-        by_segment: defaultdict[int, list[tuple[int, Slot]]] = defaultdict(list)
+        by_segment: defaultdict[int, list[int]] = defaultdict(list)
         for i, read in enumerate(reads):
             if read.slot is not None:
-                by_segment[read.slot.segment].append((i, read.slot))
+                by_segment[read.slot.segment].append(i)
         for segment, part in by_segment.items():
             try:
                 with self._segments.to_read(segment) as fd:
-                    for i, slot in part:
-                        outcomes[i] = self._read_one(fd, reads[i], slot)
+                    self._read_segment(fd, part, reads, outcomes)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                for i, _ in part:
+                for i in part:
                     outcomes[i] = self._failure("read", error, reads[i].block.key)
         return outcomes
 
@@ -133,13 +144,24 @@ class DiskTier(Tier):
         failed: OSError | None = None
         # A slot whose row was there has not been given to the next block: `write` clears it under the same lock.
         with self._as_tier_error("delete"), self._between_uses:
-            for slot in self._rows.delete(copies):
+            for slot in self._books().delete(copies):
                 try:
                     self._wipe(slot)
                 except OSError as error:
                     failed = error
             if failed:
                 raise failed
+
+    def clear(self, space_id: bytes, generation: int) -> None:
+        """Declare all copies of a space up to a generation dead, on disk first; then delete their rows.
+
+        Raises:
+            TierUnavailable: that could not be written.
+        """
+        with self._as_tier_error("clear"):
+            with self._between_uses:  # no row of a dead copy is inserted from here on
+                self._books().epochs.advance(space_id, generation)
+            self._books().delete_space(space_id, generation)
 
     def retire(self, segments: Sequence[int]) -> None:
         """Delete the rows of whole segments, then their files.
@@ -150,7 +172,7 @@ class DiskTier(Tier):
         failed: OSError | None = None
         with self._as_tier_error("retire"):
             for segment in segments:
-                self._rows.delete_segment(segment)
+                self._books().delete_segment(segment)
                 try:
                     self._segments.remove(segment)
                 except OSError as error:
@@ -161,14 +183,14 @@ class DiskTier(Tier):
     def probe(self, blocks: Sequence[BlockRef]) -> list[bool]:
         """Ask the rows whether each block is there; walks them all for one that is not. Not for serving."""
         with self._as_tier_error("probe"):
-            return [self._rows.contains(block) for block in blocks]
+            return self._books().contain(blocks)
 
     def close(self) -> None:
         """Fold the index together and let the folder go. Idempotent."""
-        index, lock, self._index, self._lock = self._index, self._lock, None, None
-        if index:
+        rows, lock, self._rows, self._lock = self._rows, self._lock, None, None
+        if rows:
             try:
-                index.close()
+                rows.close()
             except sqlite3.Error as error:
                 self._failure("close", error)
         if lock:
@@ -176,48 +198,73 @@ class DiskTier(Tier):
 
     # -- one block, one segment
 
-    def _read_one(self, fd: int, read: Read, slot: Slot) -> Outcome:
+    def _read_segment(self, fd: int, part: list[int], reads: Sequence[Read], outcomes: list[Outcome]) -> None:
+        """Read what lies in one segment, neighbours together."""
+        file_bytes = os.fstat(fd).st_size
+        slots = [
+            (i, slot) for i in part if (slot := reads[i].slot) and slot.offset_bytes + slot.slot_bytes <= file_bytes
+        ]
+        for run in runs.neighbours([(slot, len(reads[i].out)) for i, slot in slots]):
+            chosen = [slots[at] for at in run]
+            try:
+                self._read_run(fd, chosen, reads, outcomes)
+            except (OSError, EOFError):
+                for one in chosen:  # what failed costs its own block alone
+                    self._read_one(fd, one, reads, outcomes)
+
+    def _read_run(self, fd: int, run: list[tuple[int, Slot]], reads: Sequence[Read], outcomes: list[Outcome]) -> None:
+        chosen = [reads[i] for i, _ in run]
+        pages = runs.read_run(fd, chosen, run[0][1].offset_bytes, direct=self._segments.direct)
+        for (i, _), page in zip(run, pages, strict=True):
+            outcomes[i] = None if disk_format.holds(page, reads[i]) else MissReason.CORRUPT
+
+    def _read_one(self, fd: int, one: tuple[int, Slot], reads: Sequence[Read], outcomes: list[Outcome]) -> None:
         try:
-            found = self._segments.read(fd, slot, read.out)
+            self._read_run(fd, [one], reads, outcomes)
         except EOFError:
-            return MissReason.VANISHED
+            outcomes[one[0]] = MissReason.VANISHED
         except OSError as error:
-            return self._failure("read", error, read.block.key)
-        if found is None or (found.block, found.slot, found.nbytes) != (read.block, slot, read.out.nbytes):
-            return MissReason.CORRUPT
-        return None if disk_format.checksum_of(read.out) == found.checksum else MissReason.CORRUPT
+            outcomes[one[0]] = self._failure("read", error, reads[one[0]].block.key)
 
     def _write_segment(self, part: _Pending, writes: Sequence[Write], outcomes: list[Outcome]) -> _Pending:
         """Write all blocks of one segment and return those that are safe as far as durability says."""
         slot = part[0][1].slot
         try:
             with self._segments.to_write(slot.segment, slot.segment_bytes) as fd:
-                for i, stored in part:
-                    outcomes[i] = self._write_one(fd, stored, writes[i].data)
+                for run in runs.neighbours([(stored.slot, stored.nbytes) for _, stored, _ in part]):
+                    self._write_run(fd, [part[at] for at in run], writes, outcomes)
                 if self._options.durability != "none":
                     os.fdatasync(fd)
         except OSError as error:
-            for i, stored in part:
+            for i, stored, _ in part:
                 outcomes[i] = outcomes[i] or self._failure("write", error, stored.block.key)
-        return [(i, stored) for i, stored in part if outcomes[i] is None]
+        return [each for each in part if outcomes[each[0]] is None]
 
-    def _write_one(self, fd: int, stored: Stored, data: memoryview) -> Outcome:
+    def _write_run(self, fd: int, run: _Pending, writes: Sequence[Write], outcomes: list[Outcome]) -> None:
         try:
-            self._segments.write(fd, stored, data)
-        except ValueError as error:
-            return TierError(self.name, "write", str(error), stored.block.key)
+            copies = [(header, writes[i].data) for i, _, header in run]
+            runs.write_run(fd, copies, run[0][1].slot.offset_bytes, direct=self._segments.direct)
         except OSError as error:
-            return self._failure("write", error, stored.block.key)
-        return None
+            for i, stored, _ in run:
+                outcomes[i] = self._failure("write", error, stored.block.key)
 
     def _acknowledge(self, written: _Pending, outcomes: list[Outcome]) -> None:
         for begin in range(0, len(written), ROWS_PER_COMMIT):
             part = written[begin : begin + ROWS_PER_COMMIT]
             try:
-                self._rows.insert(stored for _, stored in part)
+                with self._between_uses:
+                    alive = [stored for i, stored, _ in part if not self._is_dead(i, stored, outcomes)]
+                    self._books().insert(alive)
             except sqlite3.Error as error:
-                for i, stored in part:
+                for i, stored, _ in part:
                     outcomes[i] = self._failure("write", error, stored.block.key)
+
+    def _is_dead(self, number: int, stored: Stored, outcomes: list[Outcome]) -> bool:
+        """Whether a space was cleared while a copy of it was being written."""
+        is_dead = stored.slot.generation <= self._books().epochs.of(stored.block.space_id)
+        if is_dead:
+            outcomes[number] = MissReason.CLEARED
+        return is_dead
 
     def _wipe(self, slot: Slot) -> None:
         with suppress(FileNotFoundError), self._segments.to_wipe(slot.segment) as fd:
@@ -225,11 +272,10 @@ class DiskTier(Tier):
 
     # -- the rest
 
-    @property
-    def _rows(self) -> Index:
-        if self._index is None:
+    def _books(self) -> Rows:
+        if self._rows is None:
             raise TierUnavailable(self.name, "use", "the tier is not open")
-        return self._index
+        return self._rows
 
     @contextmanager
     def _as_tier_error(self, op: str) -> Iterator[None]:

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from kvcairn.checksum import checksum
 from kvcairn.clock import VirtualClock
 from kvcairn.config import DiskTierOptions
 from kvcairn.testing.oracle import ByteOracle
 from kvcairn.testing.tier_tests import SlotMaker
 from kvcairn.tiers.base import BlockRef, Delete, Outcome, Read, Slot, Stored, TierContext, Write
 from kvcairn.tiers.disk import DiskTier
-from kvcairn.tiers.disk.format import checksum_of
 
 PAGE = 4096
 MiB = 1 << 20
@@ -58,7 +58,7 @@ def block(slot: Slot, number: int, nbytes: int, group: int = 0) -> Write:
     ref = BlockRef(SPACE, key_of(number), group)
     data = memoryview(ORACLE.part(SPACE, ref.key, group, nbytes))
     parent = None if number == 0 else key_of(number - 1)
-    return Write(ref, parent, slot, data, checksum_of(data))
+    return Write(ref, parent, slot, data, checksum(data))
 
 
 def blocks(maker: SlotMaker, numbers: Iterable[int], nbytes: int = 5000) -> list[Write]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcairn.errors import TierError, TierUnavailable
+from kvcairn.clock import VirtualClock
+from kvcairn.config import DiskTierOptions
+from kvcairn.errors import TierError, TierFull, TierUnavailable
 from kvcairn.testing.tier_tests import TierTests
-from kvcairn.tiers.base import Read, Slot, Tier
+from kvcairn.tiers.base import Read, Slot, Tier, TierContext
 from kvcairn.tiers.disk import DiskTier
 from kvcairn.types import MissReason
 from tests.unit.tiers.disk.kit import (
     PAGE,
+    SPACE,
     MiB,
     block,
     blocks,
@@ -221,10 +225,76 @@ def test_regions_stay_when_the_capacity_changes(tmp_path: Path) -> None:
     with opened(tmp_path, 64 * MiB) as tier:
         tier.write(writes)
         assert tier.region_bytes == MiB
-    smaller = tier_over(tmp_path, MiB)
+    smaller = tier_over(tmp_path, 2 * MiB)
     assert [s.block for s in smaller.open()] == [w.block for w in writes]
     assert smaller.region_bytes == MiB
     smaller.close()
+
+
+def test_a_capacity_below_one_region_brings_smaller_regions(tmp_path: Path) -> None:
+    with opened(tmp_path, 64 * MiB) as tier:
+        tier.write(blocks(slots(), range(20)))
+    with opened(tmp_path, MiB) as smaller:
+        assert smaller.region_bytes == MiB // 64
+
+
+def test_what_was_cleared_stays_away_whatever_comes_late(tmp_path: Path) -> None:
+    maker = slots()
+    old, late, new = (blocks(maker, numbers) for numbers in (range(8), range(8, 12), range(12, 16)))
+    last = late[-1].slot
+    assert last is not None
+    with opened(tmp_path) as tier:
+        assert tier.write(old) == [None] * 8
+        tier.clear(SPACE, last.generation)
+        assert tier.write(late) == [MissReason.CLEARED] * 4
+        assert tier.write(new) == [None] * 4
+        assert tier.probe([w.block for w in (*old, *late, *new)]) == [False] * 12 + [True] * 4
+    assert found(tmp_path) == [stored(w) for w in new]
+    for path in tmp_path.glob("index.sqlite*"):
+        path.unlink()
+    again = tier_over(tmp_path)
+    assert list(again.open()) == [stored(w) for w in new]  # their headers are there, and dead
+    assert again.last_generation == last.generation
+    again.close()
+
+
+def test_a_damaged_list_of_what_was_cleared_is_made_anew(tmp_path: Path) -> None:
+    with opened(tmp_path) as tier:
+        tier.clear(SPACE, 3)
+    (tmp_path / "epochs").write_bytes(b"\x01" * 56)
+    with opened(tmp_path) as tier:
+        assert tier.last_generation == 0
+        tier.clear(SPACE, 4)
+    with opened(tmp_path) as tier:
+        assert tier.last_generation == 4
+
+
+def test_an_index_damaged_while_it_is_open_is_made_anew(tmp_path: Path) -> None:
+    maker = slots()
+    old, new = blocks(maker, range(12)), blocks(maker, range(12, 20))
+    with opened(tmp_path) as tier:
+        assert tier.write(old) == [None] * 12
+        index = tier._books()._opened
+        index._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        content = (tmp_path / "index.sqlite").read_bytes()
+        (tmp_path / "index.sqlite").write_bytes(content[:100] + b"\xa5" * (len(content) - 100))
+        index._db.execute("PRAGMA shrink_memory")
+        assert tier.write(new) == [None] * 8
+        assert read(tier, [*old, *new]) == [None] * 20
+        assert tier.probe([w.block for w in (*old, *new)]) == [True] * 20
+    assert set(found(tmp_path)) == {stored(w) for w in (*old, *new)}
+
+
+def test_the_reserve_of_the_device_is_left_alone(tmp_path: Path) -> None:
+    free_bytes = shutil.disk_usage(tmp_path).free
+    options = DiskTierOptions(path=str(tmp_path), capacity_bytes=64 * MiB, reserve_bytes=free_bytes)
+    tier = DiskTier(options, TierContext(VirtualClock()))
+    tier.open()
+    try:
+        assert all(isinstance(outcome, TierFull) for outcome in tier.write(blocks(slots(), range(4))))
+        assert segment_files(tmp_path) == []
+    finally:
+        tier.close()
 
 
 def test_a_closed_tier_is_unavailable(tmp_path: Path) -> None:
