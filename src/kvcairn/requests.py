@@ -249,13 +249,17 @@ class Leased(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reserved(msgspec.Struct, frozen=True, tag=True):
-    """A reservation: `keys[j]` is block `blocks[j]` of the call; `in_flight` are blocks that another is writing."""
+    """A reservation: `keys[j]` is block `blocks[j]` of the call; `in_flight` are blocks that another is writing.
+
+    `is_final` says that a short one stays so: nothing else holds room that could be waited for.
+    """
 
     reservation: int
     blocks: list[int]
     offsets: list[list[int]]
     in_flight: list[int]
     reason: MissReason | None = None
+    is_final: bool = False
 
 
 class JobStatus(msgspec.Struct, frozen=True, tag=True):

@@ -187,8 +187,11 @@ class Space:
             with self.reserve(chain, parent=parent) as slots:
                 if slots.keys:
                     slots.commit_blocks([views[key] for key in slots.keys])
-            # The end of the reservation was a change of our own.
-            if (slots.reason is None and not slots.in_flight) or not self._has_changed(seen + 1, until_s):
+            if slots.is_final or (slots.reason is None and not slots.in_flight):
+                break
+            if slots.keys and slots.reason is not None:
+                continue  # what was just stored may make room
+            if not self._has_changed(seen + 1, until_s):  # the end of the reservation was a change of our own
                 break
         flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
         return flags.flags

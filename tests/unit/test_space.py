@@ -251,3 +251,12 @@ def test_one_cache_from_eight_threads(make_rig: MakeRig, seed: int) -> None:
         for done in [pool.submit(work, number) for number in range(8)]:
             done.result(120.0)
     assert_idle(rig)
+
+
+def test_put_does_not_wait_for_room_that_only_its_own_chain_holds(rig: Rig) -> None:
+    blocks = Blocks(rig)
+    slots = rig.setup.memory_blocks
+    before_s = rig.clock.now()
+    assert sum(blocks.put(blocks.keys(1, slots + 5), deadline_s=60.0)) == slots
+    assert rig.clock.now() == before_s
+    assert_idle(rig)

@@ -194,7 +194,11 @@ class Store:
 
     def _reply(self, hold: Hold, in_flight: list[int], reason: MissReason | None, start: int) -> Reserved:
         blocks, parts = self._parts[hold.number]
+        counts = self._state.memory.residency.counts
+        others = counts.pinned_bytes or counts.in_flight or counts.quarantined_bytes or self._state.memory.tasks
+        is_final = reason is not None and not blocks and not in_flight and not others
         offsets = np.full((len(hold.space.groups), len(blocks)), -1, dtype=np.int64)
         for group, part in enumerate(parts):
             offsets[group][part.at] = part.addresses.astype(np.int64) * PAGE_BYTES
-        return Reserved(hold.number, blocks, offsets.tolist(), [start + i for i in in_flight], reason)
+        writing = [start + i for i in in_flight]
+        return Reserved(hold.number, blocks, offsets.tolist(), writing, reason, is_final)

@@ -198,6 +198,7 @@ class Reservation(_Slots):
         keys: the keys covered, in chain order: those of the call that were not in memory.
         in_flight: keys of the call that another is writing.
         reason: `no_room` where it is shorter than wanted, else None.
+        is_final: nothing is covered, and nothing else holds room that could be waited for.
     """
 
     def __init__(self, frame: Frame, keys: Sequence[bytes], reserved: Reserved) -> None:
@@ -206,6 +207,7 @@ class Reservation(_Slots):
         self.keys: list[bytes] = [keys[block] for block in reserved.blocks]
         self.in_flight: list[bytes] = [keys[block] for block in reserved.in_flight]
         self.reason: MissReason | None = reserved.reason
+        self.is_final: bool = reserved.is_final
 
     def __len__(self) -> int:
         """Number of blocks covered."""
