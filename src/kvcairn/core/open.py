@@ -137,6 +137,8 @@ def close_core(core: Core) -> None:
 
 def restore(state: State, level: Level, found: Inventory) -> list[Delete]:
     """Take up what an earlier run left on a tier; return what finds no place any more."""
+    for space_id, key in found.lost:
+        state.tree.ghosts.remember(state.spaces.known(space_id).number, key, MissReason.VANISHED)
     if not len(found):
         return []
     allocator = level.residency.allocator

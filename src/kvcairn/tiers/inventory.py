@@ -20,7 +20,7 @@ class Inventory:
     """Copies, one element of every column each. Iterating yields them as `Stored`.
 
     `place` has five numbers for each: segment, offset, slot bytes, segment bytes, generation. `checksum` has 16 bytes.
-    `distinct`: there are no two copies of one block.
+    `distinct`: there are no two copies of one block. `lost` names blocks (space id, key) whose bytes are gone.
     """
 
     space_id: list[bytes]
@@ -31,6 +31,7 @@ class Inventory:
     nbytes: Numbers
     checksum: npt.NDArray[np.uint8]
     distinct: bool = False
+    lost: tuple[tuple[bytes, bytes], ...] = ()
 
     @classmethod
     def of(cls, copies: Iterable[Stored]) -> Inventory:

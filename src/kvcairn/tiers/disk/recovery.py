@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 
@@ -62,6 +63,7 @@ def _settle(index: Index, segments: Segments, epochs: Epochs) -> Inventory:
     if not is_complete:
         _rebuild(index, segments, sorted(file_bytes))
     found = index.load()
+    lost = _lost(found, file_bytes)
     fits = _fitting(found, file_bytes, epochs) if len(found) else np.ones(0, dtype=np.bool_)
     if not fits.all():
         index.drop(found.place[~fits, :2].tolist())
@@ -69,7 +71,15 @@ def _settle(index: Index, segments: Segments, epochs: Epochs) -> Inventory:
         found = found.take(np.flatnonzero(fits))
     if not is_complete:
         index.complete()
-    return replace(found, distinct=True)
+    return replace(found, distinct=True, lost=lost)
+
+
+def _lost(found: Inventory, file_bytes: Mapping[int, int]) -> tuple[tuple[bytes, bytes], ...]:
+    """Name the blocks whose file was removed or cut."""
+    ends = (found.place[:, 1] + found.place[:, 2]).tolist()
+    sizes = map(file_bytes.get, found.place[:, 0].tolist(), repeat(0))
+    gone = [i for i, (end, size) in enumerate(zip(ends, sizes, strict=True)) if end > size]
+    return tuple((found.space_id[i], found.key[i]) for i in gone)
 
 
 def _fitting(found: Inventory, file_bytes: Mapping[int, int], epochs: Epochs) -> Flags:
