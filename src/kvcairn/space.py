@@ -185,7 +185,7 @@ class Space:
         while True:
             seen = link.version()
             with self.reserve(chain, parent=parent) as slots:
-                if slots.keys:
+                if slots.keys or slots.reason is None:  # where all is there already, this counts as a sight of it
                     slots.commit_blocks([views[key] for key in slots.keys])
             if slots.is_final or (slots.reason is None and not slots.in_flight):
                 break

@@ -260,3 +260,17 @@ def test_put_does_not_wait_for_room_that_only_its_own_chain_holds(rig: Rig) -> N
     assert sum(blocks.put(blocks.keys(1, slots + 5), deadline_s=60.0)) == slots
     assert rig.clock.now() == before_s
     assert_idle(rig)
+
+
+def test_put_of_what_is_there_is_a_sight_of_it(make_rig: MakeRig) -> None:
+    rig = make_rig(below="dict")
+    blocks = Blocks(rig)
+    keys = blocks.keys(1, 3)
+    blocks.put(keys)
+    rig.cache.drain()
+    rig.cache.clear(tier="disk")
+    rig.cache.drain()
+    assert blocks.put(keys) == [True] * 3
+    rig.cache.drain()
+    rig.cache.clear(tier="memory")
+    assert blocks.read(keys) == 3, "it was written down again"

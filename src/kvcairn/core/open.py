@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,8 @@ def close_core(core: Core) -> None:
     state.executor.close()
     for level in state.lower:
         if level.tier is not None:
+            with suppress(TierError):  # what was given up in the index must not take the place of the rest at opening
+                level.tier.retire(level.residency.allocator.retired)
             level.tier.close()
     state.arena.close()
     with state.changed:
