@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcairn.core.hints import Pins
 from kvcairn.core.level import Level, submit
-from kvcairn.core.residency import READY
+from kvcairn.core.residency import READY, WRITING
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.errors import TierError
@@ -56,7 +56,9 @@ class Drops:
             over = rows[(rows >= 0) & (expires > 0) & (expires <= self._state.now())]
             for level in self._state.levels:
                 for group, copies in enumerate(level.residency.copies):
-                    self.copies(level, space, group, over[copies.state[over] == READY], MissReason.EXPIRED)
+                    state = copies.state[over]  # a reservation is a new block that only has not got its bytes yet
+                    stale = over[(state == READY) | (state == WRITING)]
+                    self.copies(level, space, group, stale, MissReason.EXPIRED)
 
     def everything(self, space: SpaceInfo, levels: list[Level]) -> None:
         """Drop all copies of a space on these tiers."""

@@ -11,7 +11,7 @@ from kvcairn.testing.blocks import Blocks, assert_idle
 from kvcairn.testing.faulty import Fault, FaultKind
 from kvcairn.testing.rig import PAGE_BYTES, Rig
 from kvcairn.tiers.breaker import FAILURES_TO_OPEN
-from kvcairn.types import MissReason, TierStats
+from kvcairn.types import Hints, MissReason, TierStats
 from tests.unit.conftest import MakeRig
 from tests.unit.core.kit import TOKENS, chain, full, is_closed_under_parents, space_of, state, states, store
 
@@ -342,4 +342,16 @@ def test_a_child_is_not_written_beside_a_parent_that_is_leaving(rig: Rig) -> Non
     blocks.space.touch(keys)
     rig.cache.drain()
     assert states(rig.core, blocks.space, keys, 1) == ["READY", "READY"]
+    assert_idle(rig)
+
+
+def test_a_write_that_outlives_its_block_does_not_bring_it_back(rig: Rig) -> None:
+    blocks = Blocks(rig)
+    space, keys = blocks.space, blocks.keys(1, 1)
+    blocks.put(keys)  # the write waits for a step
+    space.hint(keys, Hints(ttl_s=1.0))
+    rig.clock.advance(2.0)
+    space.hint(keys, Hints(ttl_s=50.0))  # too late: it has expired
+    rig.cache.drain()
+    assert space.lookup(keys).blocks == 0
     assert_idle(rig)
