@@ -78,6 +78,7 @@ class Store:
                 f"ok has {len(request.ok)} elements for {len(self._parts[hold.number][0])} reserved blocks"
             )
         blocks, parts = self._parts.pop(hold.number)
+        self._drops.expired(hold.space, hold.keys)  # a group that is new gives the old ones no new life
         ok = np.ones(len(blocks), dtype=np.bool_) if request.ok is None else np.array(request.ok, dtype=np.bool_)
         published = NO_ROWS
         for group, part in enumerate(parts):

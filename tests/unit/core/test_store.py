@@ -313,3 +313,16 @@ def test_reservations_of_many_writers_against_a_set(
         for slots in open_:
             slots.abort()
         assert_idle(rig)
+
+
+def test_a_new_group_gives_expired_ones_no_new_life(rig: Rig) -> None:
+    space = space_of(rig, full(), state())
+    keys = chain(space, 2)
+    with space.reserve(keys, parts=[[0], [0]]) as slots:
+        slots.commit()
+    with space.reserve(keys) as slots:  # the states
+        space.hint(keys, Hints(ttl_s=1.0))
+        rig.clock.advance(2.0)
+        slots.commit()
+    assert space.contains(keys) == 0
+    assert_idle(rig)
