@@ -208,7 +208,6 @@ def hint(table: Table, draw: Draw) -> None:
     if pinned:
         table.pinned.append(chain)
     if ttl_s is not None:
-        table.model.pass_time(table.rig.clock.now())  # what is over stays so
         table.model.limit(chain.space_id, chain.keys, table.rig.clock.now() + ttl_s)
 
 

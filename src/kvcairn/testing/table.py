@@ -128,7 +128,8 @@ class Table:
         return held[draw.integer(0, len(held) - 1)]
 
     def note(self, *what: object) -> None:
-        """Remember what is done, for the report of a failure."""
+        """Remember what is about to be done, for the report of a failure; what expired before it stays expired."""
+        self.model.pass_time(self.rig.clock.now())
         self.log.append(" ".join(part.text if isinstance(part, Chain) else str(part) for part in what))
 
     def _parent(self, draw: Draw, keys: Sequence[bytes], first: int) -> Parent:
