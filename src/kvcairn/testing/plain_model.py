@@ -40,6 +40,7 @@ class PlainModel:
         copies = self._sure.setdefault((space, key), {})
         for group in self.groups():
             copies.setdefault(group, False)
+        self._loosen((space, key))
 
     def forget(self, space: bytes, keys: Iterable[bytes]) -> None:
         """These blocks are gone for sure."""
