@@ -25,6 +25,7 @@ from kvcairn.config import ConfigReader, Setting, read_toml
 from kvcairn.doctor import Check, examine
 from kvcairn.errors import ConfigError, KVCairnError, UnsupportedError
 from kvcairn.schema import config_schema
+from kvcairn.tiers import registry
 from kvcairn.tiers.disk import inspect
 from kvcairn.units import format_size
 
@@ -90,7 +91,10 @@ def root(
 def config_check(file: Path, as_json: Json = False) -> None:
     """Check a settings file against this host and print what is in force, and where it came from."""
     reader = ConfigReader()
-    settings = reader.explain(reader.read(read_toml(file)))
+    config = reader.read(read_toml(file))
+    for number, tier in enumerate(config.tiers[1:], start=1):
+        registry.check(tier, f"tiers[{number}]")
+    settings = reader.explain(config)
     if as_json:
         print_lines(settings)
     else:

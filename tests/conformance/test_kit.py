@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from kvcairn.testing.dict_tier import DictTier
 from kvcairn.testing.faulty import Fault, FaultKind, FaultyTier
 from kvcairn.testing.oracle import ByteOracle, WrongBytes
 from kvcairn.testing.tier_tests import SPACE, TierSuite
-from kvcairn.tiers.base import Write
+from kvcairn.tiers.base import Stored, Tier, Write
 from kvcairn.types import MissReason
 
 KEY, OTHER_KEY = b"k" * 32, b"l" * 32
@@ -152,3 +154,42 @@ class TestFaultyTier(TierSuite):
             return failed
 
         assert fate(1) == fate(1) != fate(2)
+
+
+METHODS = [name for name, member in vars(Tier).items() if callable(member) and not name.startswith("_")]
+
+
+class Noting(DictTier):
+    """A tier whose every member is told from the contract's default, and that notes the calls of the optional ones."""
+
+    def __init__(self) -> None:
+        super().__init__("noting")
+        self.noted: list[tuple[str, object]] = []
+
+    def open(self) -> list[Stored]:
+        for name in Tier.__annotations__:
+            setattr(self, name, f"the inner tier's {name}")
+        return []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in METHODS and name != "open":
+            return lambda *arguments: self.noted.append((name, arguments))
+        return super().__getattribute__(name)
+
+
+def test_the_wrapper_has_every_attribute_of_the_tier_inside() -> None:
+    inner = Noting()
+    wrapper = FaultyTier(inner)
+    wrapper.open()
+    assert {"clears", "last_generation", "region_bytes", "overhead_bytes"} <= set(Tier.__annotations__)
+    for name in Tier.__annotations__:
+        assert getattr(wrapper, name) == f"the inner tier's {name}"
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "open"])
+def test_the_wrapper_passes_every_call_on(name: str) -> None:
+    inner = Noting()
+    wrapper = FaultyTier(inner)
+    arguments = tuple(object() for _ in list(inspect.signature(getattr(Tier, name)).parameters)[1:])
+    getattr(wrapper, name)(*arguments)
+    assert inner.noted == [(name, arguments)]

@@ -58,6 +58,16 @@ class TestDiskTier(DiskTierTests):
     pass
 
 
+class TestFaultyTierAroundADisk(DiskTierTests):
+    @pytest.fixture
+    def tier(self, tmp_path: Path) -> Tier:
+        self.folder = tmp_path
+        return FaultyTier(self.at(tmp_path))
+
+    def another(self, tier: Tier) -> Tier:
+        return FaultyTier(self.at(self.folder))
+
+
 class TestDiskTierWithDurableData(DiskTierTests):
     durability = "data"
 

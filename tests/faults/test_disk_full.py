@@ -7,11 +7,15 @@ import os
 import resource
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from kvcairn import Cache, Config, KVLayout, SpaceDescriptor
 from kvcairn.errors import TierError, TierFull, TierUnavailable
 from kvcairn.types import MissReason
 from tests.unit.tiers.disk.kit import PAGE, MiB, block, blocks, found, opened, read, segment_files, slots, stored
@@ -75,6 +79,78 @@ def test_no_room_for_a_row_means_no_acknowledgement(small_device: Path) -> None:
         assert tier.write(new) == [None] * 400
         assert read(tier, new) == [None] * 400
     assert set(found(small_device)) == {stored(w) for w in old + new}
+
+
+def leave_free(ballast: Path, nbytes: int) -> None:
+    """Fill the file system that the file is on until only so many bytes are free."""
+    with open(ballast, "wb", buffering=0) as file:
+        with suppress(OSError):
+            while file.write(bytes(PAGE)):
+                pass
+        os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - nbytes)
+
+
+def test_a_device_that_fills_up_within_a_write(small_device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test double writes here: the device takes a part of a block, then nothing, as it has no room for the rest.
+
+    So it goes where space cannot be reserved in advance.
+    """
+    folder, ballast = small_device / "tier", small_device / "ballast"
+    folder.mkdir()
+    real, told = os.pwritev, list[tuple[int, int]]()
+
+    def noted(fd: int, parts: Sequence[memoryview], offset: int) -> int:
+        asked = sum(map(len, parts))
+        try:
+            told.append((asked, real(fd, parts, offset)))
+        except OSError as error:
+            told.append((asked, -(error.errno or 0)))
+            raise
+        return told[-1][1]
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "pwritev", noted)
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    tiers: list[dict[str, object]] = [
+        {"type": "memory", "capacity": "2 MiB"},
+        {"type": "disk", "path": folder, "capacity": "3 MiB", "reserve": 1},
+    ]
+    layout = KVLayout.full(layers=2, kv_heads=5, head_dim=64, dtype="float16")
+    with Cache.open(Config.from_dict({"tiers": tiers})) as cache:
+        space = cache.space(SpaceDescriptor(model="m", weights="w", layout=layout, block_tokens=16))
+        assert space.block_bytes == 10 * PAGE
+        old, lost, new = (space.keys(np.arange(16 * count) + 1000 * count) for count in (4, 3, 5))
+        content = {key: bytes([n]) * space.block_bytes for n, key in enumerate((*old, *lost, *new))}
+
+        def put(keys: list[bytes]) -> None:
+            assert all(space.put(keys, [content[key] for key in keys])), "memory serves whatever the disk does"
+            assert cache.drain("disk", timeout_s=60)
+            assert space.get(keys) == [content[key] for key in keys]
+
+        put(old)
+        assert cache.stats().tiers["disk"].blocks == 4
+        leave_free(ballast, 5 * PAGE)
+        told.clear()
+        put(lost)
+        (asked, short), (rest, refused) = told[:2]
+        assert (short, rest, refused) == (5 * PAGE, asked - short, -errno.ENOSPC), "a short write first, then no room"
+        stats = cache.stats().tiers["disk"]
+        assert stats.blocks == 4 and not stats.is_down
+        assert stats.writes_dropped == {"tier_full": 3}
+        assert stats.errors == {"TierFull": 1}
+
+        ballast.unlink()
+        put(new)
+        until_s = time.monotonic() + 60
+        while cache.stats().tiers["disk"].blocks < 12 and time.monotonic() < until_s:
+            space.touch(lost)
+            assert cache.drain("disk", timeout_s=60)
+        cache.clear(tier="memory")
+        for keys in (old, lost, new):
+            assert space.lookup(keys).by_tier == {"disk": len(keys)}
+            assert space.get(keys) == [content[key] for key in keys]
 
 
 @pytest.mark.parametrize("unit", [1, PAGE])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from kvcairn import Cache, Config, ConfigError, KVLayout, SpaceDescriptor
 from kvcairn.cli import app
 
 GOOD = '[[tiers]]\ntype = "memory"\ncapacity = "16 MiB"\n'
@@ -52,6 +54,33 @@ def test_refused_setting_is_one_line_and_status_2(settings: Path, as_json: list[
     assert result.stderr.splitlines() == [
         "kvcairn: tiers[0].capasity: no such setting; did you mean 'capacity'?",
     ]
+
+
+def test_a_disk_too_small_to_open_is_refused_with_the_least_that_is_not(settings: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def check(capacity: int) -> Result:
+        settings.write_text(f'{GOOD}[[tiers]]\ntype = "disk"\npath = "{folder}"\ncapacity = {capacity}\n')
+        return run("config", "check", str(settings))
+
+    refused = check(20_000)
+    assert refused.exit_code == 2
+    found = re.search(r"tiers\[1\]\.capacity: .* at least ([0-9]+) bytes", refused.stderr)
+    assert found, refused.stderr
+    least = int(found[1])
+    assert check(least - 1).exit_code == 2
+    with pytest.raises(ConfigError, match=str(least)):
+        Cache.open(Config.from_toml(settings))
+    assert check(least).exit_code == 0
+    layout = KVLayout.full(layers=2, kv_heads=1, head_dim=64, dtype="float16")
+    with Cache.open(Config.from_toml(settings)) as cache:
+        space = cache.space(SpaceDescriptor(model="m", weights="w", layout=layout, block_tokens=8))
+        assert space.block_bytes == 4096
+        keys = space.keys(range(8))
+        assert space.put(keys, [bytes(4096)]) == [True]
+        assert cache.drain("disk", timeout_s=60)
+        assert cache.stats().tiers["disk"].blocks == 1, "there is room for a block"
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

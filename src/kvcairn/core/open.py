@@ -177,12 +177,8 @@ def _restore_space(state: State, level: Level, space: SpaceInfo, found: Inventor
 
 def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
     given: dict[str, Any] = {name: getattr(options, name) for name in options.__struct_fields__}
-    capacity, overhead = given["capacity_bytes"], tier.overhead_bytes
-    least = overhead + (tier.region_bytes or PAGE_BYTES)
-    if capacity < least:
-        reason = f"{capacity} bytes asked, {overhead} of them taken by the tier's index and by other files in its place"
-        raise ConfigError(f"{path}.capacity", reason, remedy=f"at least {least} bytes, or another folder")
-    allocator = SlotAllocator(capacity - overhead, tier.region_bytes)
+    registry.check_capacity(tier, options, path)
+    allocator = SlotAllocator(given["capacity_bytes"] - tier.overhead_bytes, tier.region_bytes)
     allocator.go_on_from(tier.last_generation)
     policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")
     residency = Residency(options.name, state.tree, allocator, policy, state.fastest, state.readers)

@@ -137,6 +137,10 @@ class FaultyTier(Tier):
         """Delete from the inner tier, or fail."""
         self._call("delete", lambda: self.inner.delete(deletes))
 
+    def clear(self, space_id: bytes, generation: int) -> None:
+        """Clear the inner tier, or fail."""
+        self._call("clear", lambda: self.inner.clear(space_id, generation))
+
     def retire(self, segments: Sequence[int]) -> None:
         """Retire from the inner tier, or fail."""
         self._call("retire", lambda: self.inner.retire(segments))
@@ -258,6 +262,7 @@ def _spoil_bytes(data: bytearray | memoryview, kind: FaultKind) -> None:
 
 
 def _copy_constants(outer: Any, inner: Tier) -> None:
-    """Give the wrapper what the core reads from the tier beside its methods."""
-    outer.managed, outer.header_bytes = inner.managed, inner.header_bytes
-    outer.overhead_bytes, outer.region_bytes = inner.overhead_bytes, inner.region_bytes
+    """Give the wrapper everything beside methods that the contract names, whether the core reads it yet or not."""
+    for name in Tier.__annotations__:
+        if hasattr(inner, name):  # `options` is for tiers that settings can name
+            setattr(outer, name, getattr(inner, name))

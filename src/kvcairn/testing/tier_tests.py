@@ -339,6 +339,49 @@ class DeletingTests(TierSuite):
         assert opened.probe([write.block for write in writes]) == [True, False, False, False]
 
 
+class ClearingTests(TierSuite):
+    """What was cleared is gone, late writes included, and nothing else; for tiers that say that they can."""
+
+    @pytest.fixture
+    def clearing(self, opened: Tier) -> Tier:
+        """Return the open tier, where it clears."""
+        if not opened.clears:
+            pytest.skip("the blocks of a space are deleted one by one")
+        return opened
+
+    def test_a_cleared_space_is_gone_and_others_stay(self, clearing: Tier) -> None:
+        gone = [self.make(number) for number in range(3)]
+        other = [self.make(number, space=OTHER_SPACE) for number in range(3)]
+        self.store(clearing, *gone, *other)
+        clearing.clear(SPACE, max(write.slot.generation for write in gone if write.slot))
+        assert clearing.probe([write.block for write in (*gone, *other)]) == [False] * 3 + [True] * 3
+        self.expect(clearing, *other)
+        clearing.close()
+        assert {stored.block for stored in self.reopened(clearing)} == {write.block for write in other}
+
+    def test_what_is_stored_after_a_clear_stays(self, clearing: Tier) -> None:
+        old = self.make(1)
+        self.store(clearing, old)
+        assert old.slot is not None
+        clearing.clear(SPACE, old.slot.generation)
+        new = self.make(1)
+        self.store(clearing, new)
+        self.expect(clearing, new)
+        clearing.close()
+        assert [stored.slot for stored in self.reopened(clearing)] == [new.slot]
+
+    def test_a_write_that_ends_after_the_clear_is_not_there(self, clearing: Tier) -> None:
+        late = self.make(1)
+        assert late.slot is not None
+        clearing.clear(SPACE, late.slot.generation)
+        assert clearing.write([late]) == [MissReason.CLEARED]
+        clearing.close()
+        second = self.another(clearing)
+        assert list(second.open()) == []
+        assert second.last_generation >= late.slot.generation, "else what is stored next is dead too"
+        second.close()
+
+
 class RestartTests(TierSuite):
     """What the next process finds."""
 
@@ -412,7 +455,7 @@ class ThreadTests(TierSuite):
             list(pool.map(work, shares))
 
 
-class TierTests(IdentityTests, WritingTests, DeletingTests, RestartTests, ThreadTests):
+class TierTests(IdentityTests, WritingTests, DeletingTests, ClearingTests, RestartTests, ThreadTests):
     """One test for each sentence of the contract in `kvcairn.tiers.base`.
 
     Inherit from it in a test module, under a name that begins with `Test`, and override the fixture `tier`: it

@@ -5,8 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 
 from kvcairn import plugins
+from kvcairn.clock import MonotonicClock
 from kvcairn.config import TierOptions
 from kvcairn.errors import ConfigError
+from kvcairn.memory.slots import PAGE_BYTES
 from kvcairn.tiers.base import Tier, TierContext
 
 _BUILT_IN = {"disk": "kvcairn.tiers.disk:DiskTier"}
@@ -32,3 +34,26 @@ def create(options: TierOptions, context: TierContext, path: str) -> Tier:
     if not tier.managed:
         raise ConfigError(f"{path}.type", "tiers that evict by themselves are not available in this version", kind)
     return tier
+
+
+def check(options: TierOptions, path: str) -> None:
+    """Refuse settings with which a tier could not be opened even over an empty place. Opens nothing.
+
+    Raises:
+        ConfigError: as `create` and `check_capacity`.
+    """
+    check_capacity(create(options, TierContext(MonotonicClock()), path), options, path)
+
+
+def check_capacity(tier: Tier, options: TierOptions, path: str) -> None:
+    """Refuse a capacity in which not one slot fits beside the tier's own books; once it is open, beside all in its place.
+
+    Raises:
+        ConfigError: it does not; names the least that does.
+    """
+    capacity = getattr(options, "capacity_bytes", None)
+    least = tier.overhead_bytes + max(tier.region_bytes or 0, tier.header_bytes + PAGE_BYTES)
+    if capacity is not None and capacity < least:
+        overhead = tier.overhead_bytes
+        reason = f"{capacity} bytes asked, {overhead} of them taken by the tier's index and by other files in its place"
+        raise ConfigError(f"{path}.capacity", reason, remedy=f"at least {least} bytes, or another folder")

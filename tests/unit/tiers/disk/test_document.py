@@ -40,6 +40,24 @@ def read_folder(folder: Path) -> dict[str, int]:
     return fields
 
 
+def read_epochs(folder: Path) -> dict[bytes, int]:
+    """The generation up to which all copies of each space are dead, those cleared longest ago first."""
+    path = folder / "epochs"
+    if not path.exists():
+        return {}
+    content = path.read_bytes()
+    records, digest = content[:-16], content[-16:]
+    if len(records) % 40 or xxhash.xxh3_128(records, seed=0).digest() != digest:
+        return {}
+    found: dict[bytes, int] = {}
+    for at in range(0, len(records), 40):
+        space_id, generation = struct.unpack_from("<32sQ", records, at)
+        assert space_id not in found
+        found[space_id] = generation
+    assert len(found) <= 102
+    return found
+
+
 def number(header: bytes, offset: int, nbytes: int) -> int:
     value: int = struct.unpack_from("<I" if nbytes == 4 else "<q", header, offset)[0]
     return value
@@ -78,13 +96,15 @@ def read_slot(content: bytes, segment: int, offset: int) -> Copy | None:
 
 
 def read_segments(folder: Path) -> list[Copy]:
-    copies = []
+    copies: list[Copy] = []
+    epochs = read_epochs(folder)
     for path in folder.iterdir():
         match = re.fullmatch(r"seg-(0|[1-9][0-9]*)\.kv", path.name)
         if match:
             content = path.read_bytes()
             pages = range(0, len(content), PAGE_BYTES)
-            copies += [c for at in pages if (c := read_slot(content, int(match[1]), at)) is not None]
+            found = [c for at in pages if (c := read_slot(content, int(match[1]), at)) is not None]
+            copies += [c for c in found if c.generation > epochs.get(c.space_id, -1)]
             assert all(c.segment_bytes == len(content) for c in copies if c.segment == int(match[1]))
     return sorted(copies, key=lambda c: (c.segment, c.offset))
 
@@ -115,6 +135,33 @@ def expected(writes: list[Write]) -> list[Copy]:
 def test_another_program_reads_the_segments(tmp_path: Path) -> None:
     writes = make(tmp_path)
     assert read_segments(tmp_path) == expected(writes)
+
+
+def test_another_program_reads_what_was_cleared(tmp_path: Path) -> None:
+    spaces = [bytes([number]) * 32 for number in range(110)]
+    assert read_epochs(tmp_path) == {}
+    with kit.opened(tmp_path) as tier:
+        for generation, space_id in enumerate(spaces):
+            tier.clear(space_id, generation)
+        tier.clear(spaces[50], 999)
+    expected = {space_id: generation for generation, space_id in enumerate(spaces)}
+    del expected[spaces[50]]
+    expected[spaces[50]] = 999
+    assert list(read_epochs(tmp_path).items()) == list(expected.items())[-102:]
+    content = (tmp_path / "epochs").read_bytes()
+    (tmp_path / "epochs").write_bytes(content[:40] + b"\x01" + content[41:])
+    assert read_epochs(tmp_path) == {}
+
+
+def test_another_program_passes_over_what_was_cleared(tmp_path: Path) -> None:
+    maker = kit.slots()
+    old, new = kit.blocks(maker, range(5)), kit.blocks(maker, range(5, 12))
+    assert old[-1].slot is not None
+    with kit.opened(tmp_path) as tier:
+        assert tier.write(old) == [None] * 5
+        tier.clear(kit.SPACE, old[-1].slot.generation)
+        assert tier.write(new) == [None] * 7
+    assert read_segments(tmp_path) == expected(new)
 
 
 def test_another_program_reads_the_description(tmp_path: Path) -> None:
