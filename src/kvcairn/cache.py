@@ -24,6 +24,7 @@ from kvcairn.types import BlockEvent, Hit, MissReason, Stats
 logger = logging.getLogger(__name__)
 
 CLOSE_DRAIN_S = 60.0
+CLEAR_S = 60.0
 
 
 class Cache:
@@ -87,17 +88,13 @@ class Cache:
     def drain(self, tier: str | None = None, timeout_s: float | None = None) -> bool:
         """Wait until background work is finished, on one tier or all; return whether it is.
 
-        True means that every write that was asked for is acknowledged or counted as dropped.
+        True means that every write that was asked for is acknowledged or counted as dropped, and that no index is
+        being made anew.
 
         Raises:
             ConfigError: there is no such tier.
         """
-
-        def is_idle() -> bool:
-            reply: rq.Value = self._link.call(rq.IsIdle(tier))
-            return bool(reply.value)
-
-        return self._link.wait(is_idle, timeout_s)
+        return self._wait_until_idle(rq.IsIdle(tier), timeout_s)
 
     def stats(self) -> Stats:
         """Return the numbers of this moment."""
@@ -122,15 +119,25 @@ class Cache:
             self.drain(name)
         self._link.call(rq.DetachTier(name, drain))
 
-    def clear(self, space: Space | None = None, tier: str | None = None) -> None:
-        """Drop everything, or one space, or what is on one tier.
+    def clear(self, space: Space | None = None, tier: str | None = None) -> bool:
+        """Drop everything, or one space, or what is on one tier, for good.
 
+        All of it is gone at once. Waits until the disks have noted that, so that nothing of it comes back after a
+        restart, however this process ends; False where one could not: it failed, or did not answer by its deadline.
         Leases stay readable; open reservations commit to nothing.
 
         Raises:
             ConfigError: there is no such tier.
         """
-        self._link.call(rq.Clear(None if space is None else space.frame.space, tier))
+        reply: rq.Value = self._link.call(rq.Clear(None if space is None else space.frame.space, tier))
+        number, outcome = int(reply.value or 0), list[bool]()
+
+        def has_ended() -> bool:
+            asked: rq.Value = self._link.call(rq.IsCleared(number))
+            outcome.extend([] if asked.value is None else [bool(asked.value)])
+            return bool(outcome)
+
+        return self._link.wait(has_ended, CLEAR_S) and outcome[0]
 
     def events(self, timeout_s: float | None = None) -> EventStream:
         """Return an iterator over what is stored and removed from now on; see `EventStream`."""
@@ -170,6 +177,8 @@ class Cache:
     def close(self, drain: bool = True) -> None:
         """End the cache, with `drain` after background writes are done (at most 60 s). Idempotent.
 
+        An index that is being made anew is not waited for: that starts over with the next opening.
+
         Every later call of anything that came from it raises `ClosedError`; views of leases stay readable.
         """
         with self._opening:
@@ -179,11 +188,18 @@ class Cache:
             if self._opened.get(self._config) is self:
                 del self._opened[self._config]
         try:
-            if drain and not self.drain(timeout_s=CLOSE_DRAIN_S):
+            if drain and not self._wait_until_idle(rq.IsIdle(but_rebuilds=True), CLOSE_DRAIN_S):
                 logger.warning("closed with writes left over: a tier did not take them within %g s", CLOSE_DRAIN_S)
         except ClosedError:
             return
         self._link.close()
+
+    def _wait_until_idle(self, question: rq.IsIdle, timeout_s: float | None) -> bool:
+        def is_idle() -> bool:
+            reply: rq.Value = self._link.call(question)
+            return bool(reply.value)
+
+        return self._link.wait(is_idle, timeout_s)
 
     def __enter__(self) -> Self:
         """Return the cache.

@@ -173,9 +173,10 @@ class GetStats(Request, frozen=True):
 
 
 class IsIdle(Request, frozen=True):
-    """Ask whether background work is finished, on one tier or all."""
+    """Ask whether background work is finished, on one tier or all; `but_rebuilds` leaves out what can go on later."""
 
     tier: str | None = None
+    but_rebuilds: bool = False
 
 
 class AddTier(Request, frozen=True):
@@ -192,10 +193,16 @@ class DetachTier(Request, frozen=True):
 
 
 class Clear(Request, frozen=True):
-    """Drop everything, or one space, or one tier."""
+    """Drop everything, or one space, or one tier; the reply is a number for `IsCleared`."""
 
     space: int | None = None
     tier: str | None = None
+
+
+class IsCleared(Request, frozen=True):
+    """Ask, once, whether what was cleared stays away after a restart; None while that is being made so."""
+
+    number: int
 
 
 class Subscribe(Request, frozen=True):
@@ -325,7 +332,7 @@ class StatsReply(msgspec.Struct, frozen=True, tag=True):
 AnyRequest = (
     OpenSpace | Lookup | Probe | Acquire | Prefetch | Reserve | Commit | Abort | Release | Damaged | JobInfo | JobLease
     | JobCancel | JobClose | ReadInto | ReadStatus | ReadCancel | Contains | Readable | Touch | Forget | Hint
-    | GetStats | IsIdle | AddTier | DetachTier | Clear | Subscribe | Unsubscribe | Events | Ended | Adopt
+    | GetStats | IsIdle | AddTier | DetachTier | Clear | IsCleared | Subscribe | Unsubscribe | Events | Ended | Adopt
 )  # fmt: skip
 AnyReply = (
     SpaceOpened | Leased | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply

@@ -177,6 +177,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
         writes_dropped: blocks whose write was given up, by reason.
         errors: failed calls, by error class.
         is_down: the breaker is open.
+        unscanned_bytes: of files whose content is not known yet, as the index was lost and is being made anew; part
+            of `used_bytes`.
     """
 
     capacity_bytes: int
@@ -189,6 +191,7 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     writes_dropped: dict[str, int]
     errors: dict[str, int]
     is_down: bool = False
+    unscanned_bytes: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,12 +42,13 @@ def child(folder: Path, what: str) -> None:
         space = cache.space(DESCRIPTOR)
         gone, _ = put_chain(space, 1), put_chain(space, 2)
         assert cache.drain(timeout_s=30)
-        if what == "clear":
-            cache.clear()
+        if what in ("clear", "clear_space"):
+            assert cache.clear(space if what == "clear_space" else None)
+            os.kill(os.getpid(), signal.SIGKILL)  # what `clear` says holds without `drain`
         elif what == "clear_at_once":
             put_chain(space, 3)
-            cache.clear()
-            assert cache.drain(timeout_s=30)
+            assert cache.clear()
+            os.kill(os.getpid(), signal.SIGKILL)
         else:
             space.forget(gone)
         assert cache.drain(timeout_s=30)
@@ -55,7 +56,7 @@ def child(folder: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("index", ["there", "lost"])
-@pytest.mark.parametrize(("what", "left"), [("clear", []), ("clear_at_once", []), ("forget", [2])])
+@pytest.mark.parametrize(("what", "left"), [("clear", []), ("clear_space", []), ("clear_at_once", []), ("forget", [2])])
 def test_what_was_dropped_stays_away_after_a_kill(tmp_path: Path, what: str, left: list[int], index: str) -> None:
     command = [sys.executable, "-m", "tests.faults.test_disk_cache", str(tmp_path), what]
     assert subprocess.run(command, cwd=ROOT, check=False, timeout=120).returncode == -signal.SIGKILL
@@ -63,6 +64,7 @@ def test_what_was_dropped_stays_away_after_a_kill(tmp_path: Path, what: str, lef
         for path in tmp_path.glob("index.sqlite*"):
             path.unlink()
     with cache_over(tmp_path) as cache:
+        assert cache.drain(timeout_s=30)
         space = cache.space(DESCRIPTOR)
         for number in (1, 2, 3):
             keys = space.keys(np.full(CHAIN * DESCRIPTOR.block_tokens, number))

@@ -27,6 +27,7 @@ from tests.unit.tiers.disk.kit import (
     contents,
     drop,
     found,
+    listed,
     opened,
     read,
     segment_files,
@@ -107,7 +108,7 @@ def test_a_truncated_file_keeps_what_is_whole(tmp_path: Path, writes: list[Write
     os.truncate(tmp_path / "seg-1.kv", length)
     whole = length // SLOT
     tier = tier_over(tmp_path)
-    assert list(tier.open()) == [stored(w) for w in writes[:whole] + writes[8:]]
+    assert listed(tier) == [stored(w) for w in writes[:whole] + writes[8:]]
     assert read(tier, writes) == [None] * whole + [MissReason.VANISHED] * (8 - whole) + [None] * 4
     assert tier.write(writes[:8]) == [None] * 8
     assert read(tier, writes) == [None] * 12
@@ -237,17 +238,15 @@ def damage_version(path: Path) -> None:
         damage_link, damage_version,
     ],
 )  # fmt: skip
-def test_a_damaged_index_is_set_aside_and_made_anew(
-    tmp_path: Path, writes: list[Write], damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_index_is_made_anew(tmp_path: Path, writes: list[Write], damage: Callable[[Path], None]) -> None:
     damage(tmp_path / "index.sqlite")
     with opened(tmp_path) as tier:
         assert read(tier, writes) == [None] * 12
         assert taken_bytes(tmp_path) <= 64 * MiB
-        if damage is not damage_empty:
-            assert os.path.lexists(tmp_path / "index.damaged")
+        assert sorted(tier.unlisted) == sorted({w.slot.segment for w in writes if w.slot})
     assert found(tmp_path) == [stored(w) for w in writes]
-    assert not os.path.lexists(tmp_path / "index.damaged")
+    with opened(tmp_path) as tier:
+        assert not tier.unlisted
 
 
 @pytest.mark.parametrize(
@@ -282,7 +281,7 @@ def test_a_row_that_tells_of_another_block_is_found_out_at_the_first_read(tmp_pa
     db.commit()
     db.close()
     tier = tier_over(tmp_path)
-    rows: list[Stored] = list(tier.open())
+    rows: list[Stored] = listed(tier)
     assert len(rows) == 12
     assert read(tier, rows) == [MissReason.CORRUPT] * 3 + [None] * 9
     tier.close()
@@ -400,7 +399,7 @@ def survive_damage(tmp_path: Path, rng: random.Random) -> None:
             (tmp_path / name).write_bytes(content)
     done = [damage_something(rng, tmp_path) for _ in range(rng.choice([1, 1, 3]))]
     tier = tier_over(tmp_path)
-    rows = list(tier.open())
+    rows = listed(tier)
     outcomes = read(tier, rows)  # compares the bytes of all that is served
     assert set(outcomes) <= {None, MissReason.CORRUPT, MissReason.VANISHED}, done
     again = [replace(w, slot=maker.cut(2000)) for w in made]

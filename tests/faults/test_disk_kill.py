@@ -16,7 +16,7 @@ import pytest
 
 from kvcairn.tiers.base import Write
 from kvcairn.types import MissReason
-from tests.unit.tiers.disk.kit import MiB, block, drop, opened, read, slots, stored, taken_bytes, tier_over
+from tests.unit.tiers.disk.kit import MiB, block, drop, listed, opened, read, slots, stored, taken_bytes, tier_over
 
 CAPACITY = 16 * MiB
 KILLS = 50
@@ -107,7 +107,7 @@ def verify(folder: Path, seed: int, lines: list[str]) -> int:
                     acknowledged[place] = write
 
     tier = tier_over(folder, CAPACITY)
-    rows = list(tier.open())
+    rows = listed(tier)
     try:
         expected = {stored(w) for place, w in acknowledged.items() if place not in doubtful}
         assert expected <= set(rows)

@@ -93,7 +93,7 @@ class Batches:
         room = self._level.room(self._state.spaces).make(slot_bytes, rows.size) if rows.size else 0
         addresses = residency.allocator.take(slot_bytes, min(room, rows.size))
         for row in rows[addresses.size :].tolist():
-            self._dropped(MissReason.NO_ROOM.value, row)
+            self._dropped("rebuilding" if self._level.unscanned else MissReason.NO_ROOM.value, row)
         memory.let_go(group, rows[addresses.size :])
         rows = rows[: addresses.size]
         residency.claim(space, group, rows, addresses, CopyState.WRITING)

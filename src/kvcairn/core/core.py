@@ -16,6 +16,7 @@ from kvcairn.core.holds import named_by
 from kvcairn.core.lease import Leases
 from kvcairn.core.level import Level
 from kvcairn.core.load import Loads
+from kvcairn.core.rebuild import Rebuild
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.core.stats import stats
@@ -46,6 +47,7 @@ class Core:
         self._direct = DirectReads(state, self.drops)
         self._store = Store(state, self.drops)
         self._writes: dict[str, WritesDown] = {}
+        self._rebuilds: dict[str, Rebuild] = {}
         self._handlers: dict[type, Callable[[Any], Any]] = _handlers(self)
 
     def call(self, request: Any) -> Any:
@@ -63,16 +65,19 @@ class Core:
         """Do what is due by time; return when to be called again."""
         with self.state.changed:
             due_s = self._loads.expire(now_s)
-            for writes in self._writes.values():
-                writes.pump()
+            pumped: list[WritesDown | Rebuild] = [*self._writes.values(), *self._rebuilds.values()]
+            for each in pumped:
+                each.pump()
             return due_s
 
-    def attach(self, level: Level) -> None:
-        """Take up a tier that is open, behind the others."""
+    def attach(self, level: Level, rebuild: Rebuild) -> None:
+        """Take up a tier that is open, behind the others; what it could not list yet is found from here on."""
         state = self.state
         state.levels.append(level)
         self._writes[level.name] = WritesDown(state, level, self.drops)
         state.fastest.set_levels([each.residency for each in state.levels])
+        self._rebuilds[level.name] = rebuild
+        rebuild.pump()
 
     def detach(self, name: str) -> Level:
         """Let a tier go, with what the index knows of it; its content stays where it is."""
@@ -84,6 +89,7 @@ class Core:
         for holders in (self._loads, self._leases, self._direct):
             holders.renumber(state.levels.index(level) + 1)
         self._writes.pop(name).forget()
+        del self._rebuilds[name]
         for group in range(len(level.residency.copies)):
             rows = np.flatnonzero(level.residency.copies[group].state[:-1])
             level.residency.drop(group, rows, MissReason.VANISHED)
@@ -183,9 +189,7 @@ class Core:
         hold = self.state.ledger.get(request.reservation, "reservation")
         published = self._store.commit(request)
         self._seen(self.state.tree.find(hold.space.rows, hold.keys))
-        self._loads.advance_all()
-        self.state.notify()
-        return rq.Value(published.size)
+        return self._changed(published.size)
 
     def _abort(self, request: rq.Abort) -> rq.Value:
         self._store.abort(request.reservation)
@@ -194,7 +198,8 @@ class Core:
     def _release(self, request: rq.Release) -> rq.Value:
         self._leases.release(request.lease)
         self._loads.advance_stalled()
-        return self._notified()
+        self.state.notify()
+        return rq.Value(None)
 
     def _damaged(self, request: rq.Damaged) -> rq.Value:
         self._leases.damaged(request.lease, request.block)
@@ -254,9 +259,7 @@ class Core:
         return rq.Value(None)
 
     def _forget(self, request: rq.Forget) -> rq.Value:
-        space, keys = self._wanted(request)
-        rows = self.state.tree.find(space.rows, keys)
-        self.drops.rows(space, np.unique(rows[rows >= 0]), MissReason.CLEARED)
+        self.drops.forget(*self._wanted(request))
         return self._changed()
 
     def _hint(self, request: rq.Hint) -> rq.Value:
@@ -268,18 +271,19 @@ class Core:
     def _clear(self, request: rq.Clear) -> rq.Value:
         state = self.state
         levels = state.levels if request.tier is None else [self.level(request.tier)]
-        for space in state.spaces if request.space is None else [state.spaces[request.space]]:
-            self.drops.everything(space, levels)
-        self._loads.advance_all()
-        return self._changed()
+        space = None if request.space is None else state.spaces[request.space]
+        return self._changed(self.drops.clear(space, levels))
+
+    def _is_cleared(self, request: rq.IsCleared) -> rq.Value:
+        return rq.Value(self.drops.is_cleared(request.number))
 
     def _stats(self, _: rq.GetStats) -> rq.StatsReply:
         return rq.StatsReply(stats(self.state))
 
     def _is_idle(self, request: rq.IsIdle) -> rq.Value:
         levels = self.state.levels if request.tier is None else [self.level(request.tier)]
-        writes = [self._writes[level.name] for level in levels if level.name in self._writes]
-        return rq.Value(all(w.is_idle for w in writes) and not any(level.tasks for level in levels))
+        has_writes = any(not self._writes[level.name].is_idle for level in levels if level.name in self._writes)
+        return rq.Value(not has_writes and not any(level.is_busy(request.but_rebuilds) for level in levels))
 
     def _subscribe(self, _: rq.Subscribe) -> rq.Value:
         return rq.Value(self.state.readers.add())
@@ -322,13 +326,10 @@ class Core:
         for writes in self._writes.values():
             writes.ask(rows)
 
-    def _changed(self) -> rq.Value:
+    def _changed(self, reply: Any = None) -> rq.Value:
         self._loads.advance_all()
-        return self._notified()
-
-    def _notified(self) -> rq.Value:
         self.state.notify()
-        return rq.Value(None)
+        return rq.Value(reply)
 
 
 def _handlers(core: Core) -> dict[type, Callable[[Any], Any]]:
@@ -340,7 +341,8 @@ def _handlers(core: Core) -> dict[type, Callable[[Any], Any]]:
         rq.JobCancel: "job_cancel", rq.JobClose: "job_close", rq.ReadInto: "read_into",
         rq.ReadStatus: "read_status", rq.ReadCancel: "read_cancel", rq.Contains: "contains", rq.Readable: "readable",
         rq.Touch: "touch", rq.Forget: "forget", rq.Hint: "hint", rq.GetStats: "stats", rq.IsIdle: "is_idle",
-        rq.Clear: "clear", rq.Subscribe: "subscribe", rq.Unsubscribe: "unsubscribe", rq.Events: "events",
+        rq.Clear: "clear", rq.IsCleared: "is_cleared",
+        rq.Subscribe: "subscribe", rq.Unsubscribe: "unsubscribe", rq.Events: "events",
         rq.Ended: "ended", rq.Adopt: "adopt",
     }  # fmt: skip
     return {request: getattr(core, f"_{name}") for request, name in names.items()}

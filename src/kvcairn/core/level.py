@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvcairn.core.residency import Residency
 from kvcairn.core.room import Room
 from kvcairn.core.spaces import SpaceInfo, Spaces
+from kvcairn.core.unscanned import Unscanned
 from kvcairn.errors import TierError, TierFull
 from kvcairn.index.arrays import Rows
 from kvcairn.memory.slots import PAGE_BYTES, Addresses
@@ -32,6 +33,7 @@ class Level:
     errors: dict[str, int] = field(default_factory=dict)
     writes_dropped: dict[str, int] = field(default_factory=dict)
     tasks: int = 0  # submitted and not yet ended
+    unscanned: Unscanned = field(default_factory=Unscanned)
 
     def slot(self, address: int) -> Slot:
         """Name a slot as the tier knows it."""
@@ -43,6 +45,10 @@ class Level:
             segment_bytes=segment.regions * self.residency.allocator.region_bytes,
             generation=int(segment.generation[number]),
         )
+
+    def is_busy(self, but_rebuilds: bool) -> bool:
+        """Whether tasks are open, those that make an index anew counted or not."""
+        return self.tasks > 0 or (self.unscanned.scans > 0 and not but_rebuilds)
 
     def note(self, error: TierError | None, now_s: float) -> None:
         """Count the end of a call; failures in a row switch the tier off."""
@@ -86,6 +92,7 @@ class Level:
             writes_dropped=dict(self.writes_dropped),
             errors=dict(self.errors),
             is_down=self.breaker.is_open(now_s),
+            unscanned_bytes=self.unscanned.nbytes,
         )
 
     def deletes(self, space: SpaceInfo, group: int, rows: Rows) -> list[Delete]:

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-import numpy as np
-
 from kvcairn.config import Config, TierOptions
 from kvcairn.core.core import Core
 from kvcairn.core.events import Readers
 from kvcairn.core.holds import Ledger
 from kvcairn.core.level import Level
+from kvcairn.core.rebuild import Rebuild
 from kvcairn.core.residency import Fastest, Residency
-from kvcairn.core.spaces import SpaceInfo, Spaces
+from kvcairn.core.restore import restore
+from kvcairn.core.spaces import Spaces
 from kvcairn.core.state import State
 from kvcairn.core.walk import Walker
 from kvcairn.errors import ConfigError, TierError
@@ -29,7 +29,6 @@ from kvcairn.tiers.base import Delete, Tier, TierContext
 from kvcairn.tiers.inventory import Inventory
 from kvcairn.transfer.executor import Executor, ThreadExecutor
 from kvcairn.transfer.task import Task
-from kvcairn.types import MissReason
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +99,10 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
         level = _level(core.state, tier, options, path)
         with core.state.changed:
             left = restore(core.state, level, found)
+            rebuild = Rebuild(core.state, level, core.drops)
         _make_fit(level, left)
         with core.state.changed:
-            core.attach(level)
+            core.attach(level, rebuild)
         on_failure.pop_all()
 
 
@@ -135,44 +135,6 @@ def close_core(core: Core) -> None:
         eventfd, state.eventfd = state.eventfd, -1
     if eventfd >= 0:
         os.close(eventfd)
-
-
-def restore(state: State, level: Level, found: Inventory) -> list[Delete]:
-    """Take up what an earlier run left on a tier; return what finds no place any more."""
-    for space_id, key in found.lost:
-        state.tree.ghosts.remember(state.spaces.known(space_id).number, key, MissReason.VANISHED)
-    if not len(found):
-        return []
-    allocator = level.residency.allocator
-    order = np.argsort(-found.place[:, 4], kind="stable")
-    wanted = order[~found.outdated()[order]]
-    addresses = np.full(len(found), -1, dtype=np.int32)
-    addresses[wanted] = allocator.restore(found.place[wanted])
-    for space_id, mine in found.spaces():
-        space = state.spaces.known(space_id)
-        for i in mine[addresses[mine] < 0].tolist():
-            state.tree.ghosts.remember(space.number, found.key[i], MissReason.EVICTED)
-        mine = mine[addresses[mine] >= 0]
-        if mine.size:
-            _restore_space(state, level, space, found.take(mine), addresses[mine])
-    allocator.retired += sorted(set(found.place[:, 0].tolist()) - allocator.segments.keys())
-    left = [Delete(item.block, item.slot) for item in found.take(np.flatnonzero(addresses < 0))]
-    if left:
-        logger.warning("tier %r: %d blocks of an earlier run do not fit and are dropped", level.name, len(left))
-    return left
-
-
-def _restore_space(state: State, level: Level, space: SpaceInfo, found: Inventory, addresses: Addresses) -> None:
-    tree, residency = state.tree, level.residency
-    parents = dict(zip(found.key, found.parent, strict=True))
-    tree.adopt(space.rows, list(parents), list(parents.values()))
-    rows = tree.find(space.rows, found.key)
-    for group in np.unique(found.group).tolist():
-        mine = np.flatnonzero(found.group == group)
-        space.part_bytes.setdefault(group, int(found.nbytes[mine[0]]))
-        residency.restore(group, rows[mine], addresses[mine])
-        residency.of(group).checksum[rows[mine]] = found.checksum[mine]
-    residency.policy.add(tree.by_recency(rows, found.place[:, 4]), state.now())
 
 
 def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:

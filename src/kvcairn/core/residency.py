@@ -111,7 +111,7 @@ class Residency:
     def publish(self, group: int, rows: Rows, now_s: float) -> None:
         """Make written copies READY, and their writer let go."""
         copies = self.copies[group]
-        is_new = ~self._resident(rows)
+        is_new = ~self.resident(rows)
         copies.state[rows] = READY
         copies.busy[rows] -= 1
         self.counts.let_go += 1
@@ -135,7 +135,7 @@ class Residency:
         if ready.size:
             self._count_children(group, ready, -1)
             self.fastest.recount(group, ready)
-            gone = ready[~self._resident(ready)]
+            gone = ready[~self.resident(ready)]
             self.policy.remove(gone)
             self.tree.note_gone(ready, reason)
             self.readers.removed(self.name, gone)
@@ -237,7 +237,7 @@ class Residency:
         self.tree.nodes.copies[rows] -= 1
         self.tree.prune(rows)
 
-    def _resident(self, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def resident(self, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which rows have a READY copy of any group here."""
         found = np.zeros(rows.size, dtype=np.bool_)
         for copies in self.copies:

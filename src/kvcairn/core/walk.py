@@ -131,7 +131,10 @@ class Walker:
                 return MissReason.TIER_DOWN
             if CopyState.RESERVED in states or CopyState.WRITING in states:
                 return MissReason.PENDING
-        return self._tree.why_gone(space.rows, key, row)
+        reason = self._tree.why_gone(space.rows, key, row)
+        if reason is MissReason.NEVER_STORED and any(level.unscanned for level in self._levels):
+            return MissReason.UNKNOWN
+        return reason
 
     def _reason(self, space: SpaceInfo, keys: list[bytes], rows: Rows, length: int, now_s: float) -> MissReason:
         """Say why a run of `length` is the longest: the first copy missing for all of `keys`."""

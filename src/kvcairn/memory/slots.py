@@ -141,6 +141,24 @@ class SlotAllocator:
         segment = self.segments[int(self._owner[int(address) * PAGE_BYTES // self.region_bytes])]
         return segment, (int(address) - int(self._base(segment))) * PAGE_BYTES // segment.slot_bytes
 
+    def keep(self, number: int, nbytes: int) -> bool:
+        """Keep the room of a segment of an earlier run whose slots are not known yet; False where it fits no more."""
+        length = -(-nbytes // self.region_bytes)
+        run = self._vacant_run(length, length * self.region_bytes)
+        self._next_segment = max(self._next_segment, number + 1)
+        if run is None:
+            return False
+        segment = self._cut(run, length, length * self.region_bytes, number)  # one slot, which is taken
+        segment.free_slots = 0
+        self.used_bytes += segment.slot_bytes
+        return True
+
+    def let_go(self, number: int) -> None:
+        """Undo `keep`: the slots are known now, and can be restored."""
+        segment = self.segments.pop(number)
+        self.used_bytes -= segment.slot_bytes
+        self._owner[self._owner == number] = -1
+
     def restore(self, places: npt.NDArray[np.int64]) -> Addresses:
         """Mark slots of an earlier run as given out and return their addresses, -1 where one fits no more.
 

@@ -113,6 +113,10 @@ class FaultyTier(Tier):
         finally:
             _copy_constants(self, self.inner)
 
+    def scan(self, segment: int) -> Iterable[Stored]:
+        """Scan a segment of the inner tier, or fail."""
+        return self._call("scan", lambda: self.inner.scan(segment))
+
     def write(self, writes: Sequence[Write]) -> list[Outcome]:
         """Write through the inner tier, or fail."""
         fault = self._meet("write")

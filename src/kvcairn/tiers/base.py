@@ -9,14 +9,18 @@ returns an outcome for each, and raises a `TierError` when the whole call failed
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from kvcairn.clock import Clock
 from kvcairn.config import TierOptions
 from kvcairn.errors import TierError
 from kvcairn.types import MissReason
+
+ALL_SPACES = bytes(32)
+"""In `Tier.clear`: every space. No space has this id."""
 
 Outcome = None | MissReason | TierError
 """None for done; a reason (`vanished`, `corrupt`) for a block that is not there any more; an error for a failed try."""
@@ -116,6 +120,11 @@ class Tier(ABC):
     """A generation that new ones must exceed, whatever `open` returns; final after `open`."""
     region_bytes: int | None = None
     """Size of the pieces that segments are cut from, where the tier has fixed one; final after `open`."""
+    unlisted: Mapping[int, int] = MappingProxyType({})
+    """Segments, and their bytes, whose copies `open` could not list: those that count most first; final after `open`.
+
+    `scan` finds out what lies in them. Until then nothing is written to them.
+    """
 
     name: str
 
@@ -127,6 +136,14 @@ class Tier(ABC):
             ConfigError: the place cannot be used: missing, owned by another process, of a newer format.
             TierUnavailable: it cannot be reached now.
         """
+
+    def scan(self, segment: int) -> Iterable[Stored]:
+        """Return the copies of an unlisted segment; from then on the tier knows them. Takes long; may be repeated.
+
+        Raises:
+            TierUnavailable: it could not be read, or not to the end; what it holds is not known yet.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def write(self, writes: Sequence[Write]) -> list[Outcome]:
@@ -151,7 +168,10 @@ class Tier(ABC):
         """Forget each block, so that it does not come back after a restart. Absent ones are passed over."""
 
     def clear(self, space_id: bytes, generation: int) -> None:
-        """Forget all copies of a space up to a generation, for good: those too whose write ends only later."""
+        """Forget all copies of a space up to a generation, for good: those too whose write ends only later.
+
+        `ALL_SPACES` for a space stands for every one, known or not.
+        """
         raise NotImplementedError
 
     @abstractmethod

@@ -46,7 +46,7 @@ def check(options: TierOptions, path: str) -> None:
 
 
 def check_capacity(tier: Tier, options: TierOptions, path: str) -> None:
-    """Refuse a capacity in which not one slot fits beside the tier's own books; once it is open, beside all in its place.
+    """Refuse a capacity in which not one slot fits beside what the tier needs, or once it is open has, for itself.
 
     Raises:
         ConfigError: it does not; names the least that does.

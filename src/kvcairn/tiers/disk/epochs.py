@@ -1,4 +1,4 @@
-"""Which copies were cleared: of each space, all up to a generation. They are dead wherever they turn up again."""
+"""Which copies were cleared: of a space or of all, those up to a generation. They are dead wherever they turn up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 import xxhash
 
 from kvcairn.memory.slots import PAGE_BYTES
+from kvcairn.tiers.base import ALL_SPACES
 from kvcairn.tiers.disk.files import replace_file
 from kvcairn.tiers.disk.format import ID_BYTES
 
@@ -53,7 +54,7 @@ class Epochs:
 
     def of(self, space_id: bytes) -> int:
         """Return the generation up to which copies of a space are dead; -1 where it was never cleared."""
-        return self._of.get(space_id, -1)
+        return max(self._of.get(space_id, -1), self._of.get(ALL_SPACES, -1))
 
     @property
     def highest(self) -> int:
@@ -68,8 +69,10 @@ class Epochs:
         """
         with self._guard:
             generation = max(generation, self._of.pop(space_id, 0))
+            if space_id == ALL_SPACES:
+                self._of = {space: at for space, at in self._of.items() if at > generation}
             self._of[space_id] = generation
             while len(self._of) > _MOST:
-                del self._of[next(iter(self._of))]
+                del self._of[next(space for space in self._of if space != ALL_SPACES)]
             records = b"".join(space + at.to_bytes(8, "little") for space, at in self._of.items())
             replace_file(self._path, records + xxhash.xxh3_128_digest(records))

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 LOCK_NAME: Final = "lock"
 META_NAME: Final = "folder"
 INDEX_NAME: Final = "index.sqlite"
-DAMAGED_NAME: Final = "index.damaged"
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
 _SMALL_FILES: Final = 3  # description, epochs, and the draft of one of them; the lock is empty
 _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -103,19 +102,27 @@ os.register_at_fork(after_in_child=Lock.forget_all)
 
 
 class Folder:
-    """An owned folder. Owner thread only; every method blocks on the disk.
+    """A folder, once it is owned. Owner thread only; every method blocks on the disk.
 
     Attributes:
         path: where it is.
-        indexes_set_aside: damaged index files that this object has met.
     """
 
     def __init__(self, setting: str, path: Path, capacity_bytes: int) -> None:
         """Look at nothing yet; `setting` is how errors call the path."""
         self.path = path
-        self.indexes_set_aside = 0
         self._setting, self._capacity_bytes = setting, capacity_bytes
         self._size = IndexSize.of(capacity_bytes)
+        self._lock: Lock | None = None
+
+    def own(self) -> None:
+        """Take the lock; errors as of `Lock`."""
+        self._lock = Lock(self._setting, self.path)
+
+    def release(self) -> None:
+        """Let the next owner in. Idempotent."""
+        if self._lock is not None:
+            self._lock.release()
 
     def region_bytes(self) -> int:
         """Return the size of the folder's regions.
@@ -140,7 +147,7 @@ class Folder:
         return least + index_excess + self._foreign_bytes({segments.name(number) for number in segments.sizes()})
 
     def open_index(self, synchronous: str) -> Index:
-        """Open the index, or set a damaged one aside and begin a new one.
+        """Open the index, or remove a damaged one and begin a new one.
 
         Raises:
             sqlite3.Error: the disk failed, or has no room.
@@ -151,27 +158,19 @@ class Folder:
         except sqlite3.Error as error:
             if not is_damage(error) and path.is_file() and not path.is_symlink():
                 raise
-            self.set_aside(str(error))
+            self.discard_index(str(error))
         return Index(path, self._size, synchronous=synchronous)
 
-    def set_aside(self, reason: str) -> None:
-        """Rename the index, which stays for whoever wants to look at it until the next healthy opening."""
-        logger.warning("index of %s set aside as %s and made anew: %s", self.path, DAMAGED_NAME, reason)
-        self.indexes_set_aside += 1
-        self.forget_damaged()
+    def discard_index(self, reason: str) -> None:
+        """Remove the index, whose place and bytes the new one needs; whatever lies in its place."""
+        logger.warning("the index of %s is made anew: %s", self.path, reason)
         index = self.path / INDEX_NAME
-        with contextlib.suppress(FileNotFoundError):
-            index.rename(self.path / DAMAGED_NAME)
+        if index.is_dir() and not index.is_symlink():
+            shutil.rmtree(index)
+        else:
+            index.unlink(missing_ok=True)
         for companion in _COMPANIONS:  # a log that is left behind would be replayed into the new file
             index.with_name(INDEX_NAME + companion).unlink(missing_ok=True)
-
-    def forget_damaged(self) -> None:
-        """Remove an index that was set aside."""
-        damaged = self.path / DAMAGED_NAME
-        if damaged.is_dir() and not damaged.is_symlink():
-            shutil.rmtree(damaged)
-        else:
-            damaged.unlink(missing_ok=True)
 
     def _foreign_bytes(self, segment_names: set[str]) -> int:
         ours = {

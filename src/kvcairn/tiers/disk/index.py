@@ -18,7 +18,7 @@ import numpy as np
 
 from kvcairn.checksum import CHECKSUM_BYTES
 from kvcairn.memory.slots import PAGE_BYTES
-from kvcairn.tiers.base import BlockRef, Slot, Stored
+from kvcairn.tiers.base import ALL_SPACES, BlockRef, Slot, Stored
 from kvcairn.tiers.disk.format import HEADER_BYTES, ID_BYTES
 from kvcairn.tiers.inventory import Inventory
 
@@ -32,7 +32,7 @@ _ROW_BYTES: Final = 320
 _BASE_PAGES: Final = 4
 # So many rows change in one commit at most: each may touch a page of its own, and the log holds all of them.
 ROWS_PER_COMMIT: Final = 128
-_NEIGHBOURS_PER_COMMIT: Final = 1024
+ROWS_AT_ONCE: Final = 1024  # of neighbors, which share pages
 _LOG_PAGES: Final = (8, 64)
 _LOG_PAGE_BYTES: Final = PAGE_BYTES + 24
 
@@ -60,6 +60,7 @@ _DELETE_PLACE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes = 
 _DELETE_BEFORE: Final = "DELETE FROM copies WHERE segment = ? AND offset_bytes < ?"
 _INSERT: Final = f"INSERT OR REPLACE INTO copies ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_SPACE: Final = "SELECT segment, offset_bytes FROM copies WHERE space_id = ? AND generation <= ?"
+_SELECT_EARLIER: Final = "SELECT segment, offset_bytes FROM copies WHERE generation <= ?"
 _SELECT_ALL: Final = f"SELECT {_COLUMNS} FROM copies ORDER BY segment, offset_bytes"
 _NTH_OFFSET: Final = "SELECT offset_bytes FROM copies WHERE segment = ? ORDER BY offset_bytes LIMIT 1 OFFSET ?"
 _EXISTS: Final = "SELECT 1 FROM copies WHERE space_id = ? AND key = ? AND layer_group = ? LIMIT 1"
@@ -181,8 +182,10 @@ class Index:
                 self._db.executemany(_DELETE_PLACE, part)
 
     def of_space(self, space_id: bytes, generation: int) -> list[tuple[int, int]]:
-        """Return (segment, offset) of all copies of a space up to a generation."""
+        """Return (segment, offset) of all copies of a space, or of all spaces, up to a generation."""
         with self._lock:
+            if space_id == ALL_SPACES:
+                return self._db.execute(_SELECT_EARLIER, (generation,)).fetchall()
             return self._db.execute(_SELECT_SPACE, (space_id, generation)).fetchall()
 
     def insert(self, copies: Iterable[Stored]) -> None:
@@ -191,16 +194,24 @@ class Index:
             with self._lock, self._change():
                 self._db.executemany(_INSERT, [_row(stored) for stored in part])
 
+    def insert_neighbors(self, copies: Iterable[Stored]) -> None:
+        """Add rows of a segment, by offset: with more of them in one commit, since many share a page."""
+        for part in _parts(copies, ROWS_AT_ONCE):
+            with self._lock, self._change():
+                self._db.executemany(_INSERT, [_row(stored) for stored in part])
+
+    def empty(self) -> None:
+        """Delete all rows."""
+        with self._lock, self._change():
+            self._db.execute("DELETE FROM copies")
+
     def clear(self, slots: Iterable[Slot]) -> None:
         """Delete whatever lies in these slots, before they are overwritten."""
         for part in _parts(slots, ROWS_PER_COMMIT):
             with self._lock, self._change():
                 self._db.executemany(
                     _DELETE_OVERLAP,
-                    [
-                        (s.segment, s.offset_bytes - s.slot_bytes, s.offset_bytes + s.slot_bytes, s.offset_bytes)
-                        for s in part
-                    ],
+                    [(segment, begin - slot_bytes, end, begin) for segment, slot_bytes, begin, end in _stretches(part)],
                 )
 
     def delete(self, copies: Iterable[tuple[BlockRef, Slot]]) -> Iterator[Slot]:
@@ -218,7 +229,7 @@ class Index:
         more = True
         while more:
             with self._lock, self._change():
-                row = self._db.execute(_NTH_OFFSET, (segment, _NEIGHBOURS_PER_COMMIT)).fetchone()
+                row = self._db.execute(_NTH_OFFSET, (segment, ROWS_AT_ONCE)).fetchone()
                 more = row is not None
                 self._db.execute(_DELETE_BEFORE, (segment, row[0] if row else (1 << 63) - 1))
 
@@ -319,6 +330,18 @@ def _blobs(columns: list[Any]) -> tuple[Any, Any, Any, Any]:
 def _have(column: Sequence[Any], nbytes: int) -> bool:
     """Whether all are bytes of that length."""
     return set(map(type, column)) <= {bytes} and set(map(len, column)) <= {nbytes}
+
+
+def _stretches(slots: list[Slot]) -> Iterator[tuple[int, int, int, int]]:
+    """Put neighbors of equal size together: (segment, slot_bytes, begin, end)."""
+    first, end = slots[0], slots[0].offset_bytes
+    for slot in slots:
+        alike = (slot.segment, slot.slot_bytes, slot.offset_bytes) == (first.segment, first.slot_bytes, end)
+        if not alike:
+            yield first.segment, first.slot_bytes, first.offset_bytes, end
+            first = slot
+        end = slot.offset_bytes + slot.slot_bytes
+    yield first.segment, first.slot_bytes, first.offset_bytes, end
 
 
 def _parts(items: Iterable[Item], length: int) -> Iterator[list[Item]]:

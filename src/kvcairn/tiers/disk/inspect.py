@@ -109,6 +109,8 @@ def scrub(path: Path, progress: Callable[[int, int], None] = lambda done, total:
     begin = time.perf_counter()
     tier = DiskTier(DiskTierOptions(path=str(path), capacity_bytes=_ANY_CAPACITY), TierContext(MonotonicClock()))
     copies = list(tier.open())
+    for segment in tier.unlisted:
+        copies += tier.scan(segment)
     counts = {"checked": 0, "checked_bytes": 0, "dropped": 0, "failed": 0}
     try:
         with ThreadPoolExecutor(_THREADS) as pool:

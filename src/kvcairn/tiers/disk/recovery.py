@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import sqlite3
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
 
+from kvcairn.memory.slots import PAGE_BYTES
 from kvcairn.tiers.base import Stored
 from kvcairn.tiers.disk.epochs import Epochs
 from kvcairn.tiers.disk.folder import Folder
@@ -23,45 +23,102 @@ from kvcairn.tiers.inventory import Flags, Inventory
 logger = logging.getLogger(__name__)
 
 _THREADS = 4
-_TELL_S = 2.0
 
 
-def recover(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str) -> tuple[Index, Inventory]:
-    """Return the index of an owned folder, in agreement with the files, and what it holds.
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What was found in a folder.
 
-    Blocks; longest where headers are scanned.
+    Attributes:
+        index: open, and in agreement with the files.
+        found: what it holds.
+        unlisted: segments, and their bytes, of which it says nothing yet, those written last first; none where it
+            is complete.
+    """
+
+    index: Index
+    found: Inventory
+    unlisted: dict[int, int]
+
+
+def recover(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str) -> Recovered:
+    """Open the index of an owned folder and bring it into agreement with the files. Blocks, but reads no headers.
 
     Raises:
         sqlite3.Error: the disk failed, or has no room.
         OSError: the same.
     """
     try:
-        opened = _opened(folder, segments, epochs, synchronous)
+        return _opened(folder, segments, epochs, synchronous)
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite's that quotes damaged bytes
         if isinstance(error, sqlite3.Error) and not is_damage(error):
             raise
-        folder.set_aside(str(error))
-        opened = _opened(folder, segments, epochs, synchronous)
-    if not folder.indexes_set_aside:
-        folder.forget_damaged()
-    return opened
+        folder.discard_index(str(error))
+        return _opened(folder, segments, epochs, synchronous)
 
 
-def _opened(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str) -> tuple[Index, Inventory]:
+def remake(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str) -> Index:
+    """Return a new index, made from the headers of all segments, several at a time. Blocks for as long as that takes.
+
+    Raises:
+        sqlite3.Error: the disk failed, or has no room.
+        OSError: the same.
+    """
     index = folder.open_index(synchronous)
     try:
-        found = _settle(index, segments, epochs)
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="kvcairn-remake") as pool:
+            for found in pool.map(lambda number: scan(segments, number, epochs), sorted(segments.sizes())):
+                index.insert_neighbors(found)
+        index.complete()
+    except (sqlite3.Error, OSError):
+        index.close()
+        raise
+    return index
+
+
+def scan(segments: Segments, number: int, epochs: Epochs) -> Inventory:
+    """Return the copies of a segment by their headers: those that can be right and were not cleared.
+
+    Raises:
+        OSError: it could not be read to the end, for a cause that may pass.
+    """
+    copies: list[Stored] = []
+    try:
+        copies.extend(segments.scan(number))
+    except (OSError, EOFError) as error:
+        # A medium that cannot be read gives back nothing later either; any other cause may pass.
+        if isinstance(error, OSError) and error.errno not in (errno.EIO, errno.ENOENT):
+            raise
+        logger.warning("headers of %s cannot be read to the end: %s", segments.path(number), error)
+    if not copies:
+        return Inventory.of(())
+    found = Inventory.of(copies)
+    return found.take(np.flatnonzero(_fitting(found, segments.sizes(), epochs)))
+
+
+def _opened(folder: Folder, segments: Segments, epochs: Epochs, synchronous: str) -> Recovered:
+    index = folder.open_index(synchronous)
+    try:
+        if index.is_complete:
+            return Recovered(index, _settle(index, segments, epochs), {})
+        index.empty()  # what an earlier run had found so far is found again
+        unlisted = _by_age(segments)
+        if not unlisted:
+            index.complete()
+        return Recovered(index, Inventory.of(()), unlisted)
     except (sqlite3.Error, UnicodeDecodeError, OSError):
         index.close()
         raise
-    return index, found
+
+
+def _by_age(segments: Segments) -> dict[int, int]:
+    """Return the bytes of the segments in which a slot can lie, those written last first."""
+    sizes = {number: nbytes for number, nbytes in segments.sizes().items() if nbytes >= PAGE_BYTES}
+    return dict(sorted(sizes.items(), key=lambda each: -segments.path(each[0]).stat().st_mtime_ns))
 
 
 def _settle(index: Index, segments: Segments, epochs: Epochs) -> Inventory:
     file_bytes = segments.sizes()
-    is_complete = index.is_complete
-    if not is_complete:
-        _rebuild(index, segments, sorted(file_bytes))
     found = index.load()
     lost = _lost(found, file_bytes)
     fits = _fitting(found, file_bytes, epochs) if len(found) else np.ones(0, dtype=np.bool_)
@@ -69,8 +126,6 @@ def _settle(index: Index, segments: Segments, epochs: Epochs) -> Inventory:
         index.drop(found.place[~fits, :2].tolist())
         logger.warning("%d rows of %s fit no file and are dropped", int((~fits).sum()), index.path)
         found = found.take(np.flatnonzero(fits))
-    if not is_complete:
-        index.complete()
     return replace(found, distinct=True, lost=lost)
 
 
@@ -105,35 +160,10 @@ def _fitting(found: Inventory, file_bytes: Mapping[int, int], epochs: Epochs) ->
     return fits
 
 
-def remove_orphans(segments: Segments, found: Inventory) -> None:
+def remove_orphans(segments: Segments, known: Collection[int]) -> None:
     """Remove the segment files that hold no known block."""
-    orphans = sorted(segments.sizes().keys() - set(found.place[:, 0].tolist()))
+    orphans = sorted(segments.sizes().keys() - set(known))
     for segment in orphans:
         segments.remove(segment)
     if orphans:
         logger.warning("%d segment files that hold no known block are removed: %s", len(orphans), orphans)
-
-
-def _rebuild(index: Index, segments: Segments, numbers: Sequence[int]) -> None:
-    """Make rows of all headers, several segments at a time."""
-    if numbers:
-        logger.warning("%s is made anew from the headers of %d segments", index.path, len(numbers))
-    told_s = time.monotonic()
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="kvcairn-rebuild") as pool:
-        for done, copies in enumerate(pool.map(lambda number: _scan(segments, number), numbers), start=1):
-            index.insert(copies)
-            if time.monotonic() - told_s >= _TELL_S:
-                told_s = time.monotonic()
-                logger.warning("%s: %d of %d segments are done", index.path, done, len(numbers))
-
-
-def _scan(segments: Segments, number: int) -> list[Stored]:
-    found: list[Stored] = []
-    try:
-        found.extend(segments.scan(number))
-    except (OSError, EOFError) as error:
-        # A medium that cannot be read gives back nothing later either; any other cause may pass.
-        if isinstance(error, OSError) and error.errno != errno.EIO:
-            raise
-        logger.warning("headers of %s cannot be read to the end: %s", segments.path(number), error)
-    return found

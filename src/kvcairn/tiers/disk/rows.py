@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import TypeVar
 
 from kvcairn.tiers.base import BlockRef, Slot, Stored
+from kvcairn.tiers.disk import recovery
 from kvcairn.tiers.disk.epochs import Epochs
 from kvcairn.tiers.disk.folder import Folder
 from kvcairn.tiers.disk.index import Index, is_damage
-from kvcairn.tiers.disk.recovery import recover, remove_orphans
 from kvcairn.tiers.disk.segments import Segments
 from kvcairn.tiers.inventory import Inventory
 
@@ -24,26 +24,35 @@ class Rows:
 
     Attributes:
         epochs: what was cleared.
+        unlisted: segments, and their bytes, of which there are no rows yet; the index is complete once there are none.
     """
 
     def __init__(self, folder: Folder, segments: Segments, synchronous: str) -> None:
-        """Look at nothing yet."""
+        """Look at nothing yet; `open` comes once the folder is owned."""
         self.epochs = Epochs(folder.path)
         self._folder, self._segments, self._synchronous = folder, segments, synchronous
         self._index: Index | None = None
         self._healing = threading.Lock()
+        self._is_closed = False
+        self.unlisted: dict[int, int] = {}
 
     def open(self) -> Inventory:
-        """Bring rows and files into agreement and return what there is; long where the headers must be read."""
+        """Bring rows and files into agreement and return what there is, but for the unlisted segments."""
         self.epochs.load()
-        self._index, found = self._recovered()
-        remove_orphans(self._segments, found)
+        recovered = recovery.recover(self._folder, self._segments, self.epochs, self._synchronous)
+        self._index, self.unlisted = recovered.index, dict(recovered.unlisted)
+        found = recovered.found
+        recovery.remove_orphans(self._segments, set(found.place[:, 0].tolist()) | self.unlisted.keys())
         return found
 
     def close(self) -> None:
-        """Fold the log into the index and let go."""
-        if self._index:
-            self._index.close()
+        """Fold the log into the index, and let the folder go."""
+        self._is_closed = True
+        try:
+            if self._index:
+                self._index.close()
+        finally:
+            self._folder.release()
 
     def overhead_bytes(self) -> int:
         """Return what may come to lie in the folder beside the segments."""
@@ -56,6 +65,19 @@ class Rows:
     def insert(self, copies: Sequence[Stored]) -> None:
         """Add rows."""
         self._with(lambda index: index.insert(copies))
+
+    def scan(self, segment: int) -> Inventory:
+        """Return the copies of a segment by their headers."""
+        return recovery.scan(self._segments, segment, self.epochs)
+
+    def insert_neighbors(self, copies: Inventory) -> None:
+        """Add rows of a segment, by offset."""
+        self._with(lambda index: index.insert_neighbors(copies))
+
+    def listed(self, segment: int) -> None:
+        """Note that a segment has all its rows, or is gone; with the last one the index is complete."""
+        if self.unlisted.pop(segment, None) is not None and not self.unlisted:
+            self._with(Index.complete)
 
     def vacate(self, slots: Sequence[Slot]) -> None:
         """Delete whatever lies in these slots, before they are overwritten."""
@@ -82,16 +104,13 @@ class Rows:
         assert self._index is not None, "open comes first"
         return self._index
 
-    def _recovered(self) -> tuple[Index, Inventory]:
-        return recover(self._folder, self._segments, self.epochs, self._synchronous)
-
     def _with(self, work: Callable[[Index], Result]) -> Result:
         """Work on the index; one that turns out damaged is made anew from the headers first."""
         index = self._opened
         try:
             return work(index)
         except sqlite3.Error as error:
-            if not is_damage(error):
+            if self._is_closed or not is_damage(error):
                 raise
             self._heal(index, error)
         return work(self._opened)
@@ -102,5 +121,5 @@ class Rows:
                 return  # another thread was here
             with suppress(sqlite3.Error):
                 damaged.close()
-            self._folder.set_aside(str(error))
-            self._index, _ = self._recovered()
+            self._folder.discard_index(str(error))
+            self._index = recovery.remake(self._folder, self._segments, self.epochs, self._synchronous)

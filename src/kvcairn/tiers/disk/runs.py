@@ -1,7 +1,7 @@
 """Slots on their way to and from a file: neighbours in one call, every piece aligned as direct I/O wants it.
 
-Pieces of a caller's buffer that lie on pages go to the device as they are. The last, partial page of a payload and
-whole buffers that do not begin on a page go through memory of our own.
+Whole pages of a caller's buffer go to the device from where they lie, unless the system wants them to lie otherwise.
+The last, partial page of a payload, and what may not lie where it does, go through memory of our own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,7 @@ RUN_BYTES: Final = 8 << 20
 _KEPT_BYTES: Final = 1 << 20
 
 _own = threading.local()
+_Whole = Callable[[memoryview], int]  # leading bytes of a buffer that are moved from where they lie
 
 
 def neighbours(slots: Sequence[tuple[Slot, int]]) -> Iterator[list[int]]:
@@ -46,46 +47,54 @@ def neighbours(slots: Sequence[tuple[Slot, int]]) -> Iterator[list[int]]:
 
 
 def write_run(fd: int, copies: Sequence[tuple[bytes, memoryview]], offset: int, *, direct: bool) -> None:
-    """Write neighbouring slots, each given as header page and payload, with zeros to the end of the last page."""
-    room = _Room(sum(_own_bytes(data, direct) for _, data in copies))
-    parts: list[memoryview] = []
-    for header, data in copies:
-        page = room.take(disk_format.HEADER_BYTES)
-        page[:] = header
-        parts.append(page)
-        whole = _whole(data, direct)
-        if whole:
-            parts.append(data[:whole])
-        if whole < len(data):
-            rest = room.take(round_up(len(data) - whole))
-            _copy(rest, data[whole:])
-            rest[len(data) - whole :] = bytes(len(rest) - len(data) + whole)
-            parts.append(rest)
-    write_all(fd, parts, offset)
+    """Write neighboring slots, each given as header page and payload, with zeros to the end of the last page."""
+
+    def write(whole: _Whole) -> None:
+        room = _Room(sum(disk_format.HEADER_BYTES + round_up(len(data) - whole(data)) for _, data in copies))
+        parts: list[memoryview] = []
+        for header, data in copies:
+            page, own = room.take(disk_format.HEADER_BYTES), whole(data)
+            page[:] = header
+            parts.append(page)
+            if own:
+                parts.append(data[:own])
+            if own < len(data):
+                rest = room.take(round_up(len(data) - own))
+                _copy(rest, data[own:])
+                rest[len(data) - own :] = bytes(len(rest) - len(data) + own)
+                parts.append(rest)
+        write_all(fd, parts, offset)
+
+    _in_place_first(write, direct)
 
 
 def read_run(fd: int, reads: Sequence[Read], offset: int, *, direct: bool) -> list[memoryview]:
-    """Read neighbouring slots, payloads into their buffers; return the header pages, valid until the next run.
+    """Read neighboring slots, payloads into their buffers; return the header pages, valid until the next run.
 
     Raises:
         EOFError: the file ends before the last slot does.
     """
-    room = _Room(sum(_own_bytes(read.out, direct) for read in reads))
-    parts: list[memoryview] = []
     pages: list[memoryview] = []
-    copied: list[tuple[memoryview, memoryview]] = []
-    for read in reads:
-        pages.append(room.take(disk_format.HEADER_BYTES))
-        parts.append(pages[-1])
-        whole, nbytes = _whole(read.out, direct), len(read.out)
-        if whole:
-            parts.append(read.out[:whole])
-        if whole < nbytes:
-            parts.append(room.take(round_up(nbytes - whole)))
-            copied.append((read.out[whole:], parts[-1][: nbytes - whole]))
-    read_all(fd, parts, offset)
-    for out, rest in copied:
-        _copy(out, rest)
+
+    def read_slots(whole: _Whole) -> None:
+        room = _Room(sum(disk_format.HEADER_BYTES + round_up(len(read.out) - whole(read.out)) for read in reads))
+        parts: list[memoryview] = []
+        copied: list[tuple[memoryview, memoryview]] = []
+        pages.clear()
+        for read in reads:
+            pages.append(room.take(disk_format.HEADER_BYTES))
+            parts.append(pages[-1])
+            own, nbytes = whole(read.out), len(read.out)
+            if own:
+                parts.append(read.out[:own])
+            if own < nbytes:
+                parts.append(room.take(round_up(nbytes - own)))
+                copied.append((read.out[own:], parts[-1][: nbytes - own]))
+        read_all(fd, parts, offset)
+        for out, rest in copied:
+            _copy(out, rest)
+
+    _in_place_first(read_slots, direct)
     return pages
 
 
@@ -137,16 +146,22 @@ class _Room:
         return self._view[begin : self._used]
 
 
-def _whole(data: memoryview, direct: bool) -> int:
-    """Leading bytes of a buffer that can be moved as they are."""
-    if direct and np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0] % PAGE_BYTES:
-        return 0
+def _in_place_first(move: Callable[[_Whole], None], direct: bool) -> None:
+    """Move buffers as they lie in memory; where the system refuses that, through memory of our own."""
+    try:
+        move(_whole_pages)
+    except OSError as error:
+        if not direct or error.errno != errno.EINVAL:
+            raise
+        move(_nothing)
+
+
+def _whole_pages(data: memoryview) -> int:
     return len(data) // PAGE_BYTES * PAGE_BYTES
 
 
-def _own_bytes(data: memoryview, direct: bool) -> int:
-    """Bytes of our own memory that a slot needs: its header, and what of the payload is not moved as it is."""
-    return disk_format.HEADER_BYTES + round_up(len(data) - _whole(data, direct))
+def _nothing(data: memoryview) -> int:
+    return 0
 
 
 def _copy(to: memoryview, source: memoryview) -> None:
@@ -156,6 +171,8 @@ def _copy(to: memoryview, source: memoryview) -> None:
 
 def _behind(parts: list[memoryview], done: int) -> list[memoryview]:
     """What is left of the parts behind their first `done` bytes."""
+    if done == sum(map(len, parts)):
+        return []
     for i, part in enumerate(parts):
         if done < len(part):
             return [part[done:], *parts[i + 1 :]]

@@ -10,7 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar, Final
+
+import numpy as np
 
 from kvcairn.config import DiskTierOptions
 from kvcairn.errors import ConfigError, TierError, TierFull, TierUnavailable
@@ -19,8 +22,8 @@ from kvcairn.tiers.disk import format as disk_format
 from kvcairn.tiers.disk import index as disk_index
 from kvcairn.tiers.disk import runs
 from kvcairn.tiers.disk import segments as disk_segments
-from kvcairn.tiers.disk.folder import META_NAME, Folder, Lock, least_overhead_bytes
-from kvcairn.tiers.disk.index import ROWS_PER_COMMIT
+from kvcairn.tiers.disk.folder import META_NAME, Folder, least_overhead_bytes
+from kvcairn.tiers.disk.index import ROWS_AT_ONCE, ROWS_PER_COMMIT
 from kvcairn.tiers.disk.rows import Rows
 from kvcairn.tiers.disk.segments import Segments
 from kvcairn.types import MissReason
@@ -39,6 +42,7 @@ class DiskTier(Tier):
     Attributes:
         overhead_bytes: of the capacity, what the files beside the segments may take. Exact once the tier is open:
             then with whatever else lies in the folder.
+        unlisted: segments, those written last first, whose headers have to be read as the index was lost; see `scan`.
         region_bytes: size of the regions to cut segments from; None before the tier is open. Chosen when the folder
             is first used, and kept.
     """
@@ -59,32 +63,47 @@ class DiskTier(Tier):
         )
         # Between the end of one use of a slot and the start of the next: see `delete`.
         self._between_uses = threading.Lock()
-        self._lock: Lock | None = None
         self._rows: Rows | None = None
 
     def open(self) -> Iterable[Stored]:
         """Own the folder, settle what an earlier run left, and return it.
 
-        A missing or damaged index is made anew from the headers of the slots first; this reads a page of each slot.
+        Where the index is missing or damaged that is nothing, and all segments are `unlisted`.
 
         Raises:
             ConfigError: the folder is missing, not writable, owned by another cache, or of a later format.
             TierUnavailable: the disk failed.
         """
-        setting, folder_path = f"{self.name}.path", Path(self._options.path)
-        folder = Folder(setting, folder_path, self._options.capacity_bytes)
+        folder = Folder(f"{self.name}.path", Path(self._options.path), self._options.capacity_bytes)
+        self._rows = Rows(folder, self._segments, _SYNCHRONOUS[self._options.durability])
         with self._as_tier_error("open"):
-            self._lock = Lock(setting, folder_path)
             try:
+                folder.own()
                 self.region_bytes = folder.region_bytes()
-                self._segments.probe(folder_path / META_NAME)
-                self._rows = Rows(folder, self._segments, _SYNCHRONOUS[self._options.durability])
+                self._segments.probe(folder.path / META_NAME)
                 found = self._rows.open()
                 self.overhead_bytes = self._rows.overhead_bytes()
-                self.last_generation = self._rows.epochs.highest
+                self.unlisted = MappingProxyType(dict(self._rows.unlisted))
+                self.last_generation = max(self._rows.epochs.highest, self._segments.latest_ns(self.unlisted))
             except (OSError, sqlite3.Error, ConfigError):
                 self.close()
                 raise
+        return found
+
+    def scan(self, segment: int) -> Iterable[Stored]:
+        """Read a page of every slot of an unlisted segment, and make rows of what lies there. May take minutes.
+
+        Raises:
+            TierUnavailable: the segment could not be read to the end, or the rows not be written.
+        """
+        with self._as_tier_error("scan"):
+            found = self._books().scan(segment)
+            for begin in range(0, len(found), ROWS_AT_ONCE):
+                part = found.take(np.arange(begin, min(begin + ROWS_AT_ONCE, len(found))))
+                with self._between_uses:  # a space may be cleared meanwhile
+                    alive = [self._books().epochs.of(space_id) for space_id in part.space_id] < part.place[:, 4]
+                    self._books().insert_neighbors(part.take(np.flatnonzero(alive)))
+            self._books().listed(segment)
         return found
 
     def write(self, writes: Sequence[Write]) -> list[Outcome]:
@@ -177,6 +196,8 @@ class DiskTier(Tier):
                     self._segments.remove(segment)
                 except OSError as error:
                     failed = error
+                    continue
+                self._books().listed(segment)
             if failed:
                 raise failed
 
@@ -186,15 +207,14 @@ class DiskTier(Tier):
             return self._books().contain(blocks)
 
     def close(self) -> None:
-        """Fold the index together and let the folder go. Idempotent."""
-        rows, lock, self._rows, self._lock = self._rows, self._lock, None, None
+        """Fold the index together and let the folder go; scans end. Idempotent."""
+        self._segments.stop()
+        rows, self._rows = self._rows, None
         if rows:
             try:
                 rows.close()
             except sqlite3.Error as error:
                 self._failure("close", error)
-        if lock:
-            lock.release()
 
     # -- one block, one segment
 
@@ -253,18 +273,18 @@ class DiskTier(Tier):
             part = written[begin : begin + ROWS_PER_COMMIT]
             try:
                 with self._between_uses:
-                    alive = [stored for i, stored, _ in part if not self._is_dead(i, stored, outcomes)]
-                    self._books().insert(alive)
+                    self._books().insert([stored for _, stored, _ in self._alive(part, outcomes)])
             except sqlite3.Error as error:
                 for i, stored, _ in part:
                     outcomes[i] = self._failure("write", error, stored.block.key)
 
-    def _is_dead(self, number: int, stored: Stored, outcomes: list[Outcome]) -> bool:
-        """Whether a space was cleared while a copy of it was being written."""
-        is_dead = stored.slot.generation <= self._books().epochs.of(stored.block.space_id)
-        if is_dead:
-            outcomes[number] = MissReason.CLEARED
-        return is_dead
+    def _alive(self, part: _Pending, outcomes: list[Outcome]) -> _Pending:
+        """Leave out the copies whose space was cleared while they were being written."""
+        epochs = self._books().epochs
+        dead = [each for each in part if each[1].slot.generation <= epochs.of(each[1].block.space_id)]
+        for i, _, _ in dead:
+            outcomes[i] = MissReason.CLEARED
+        return [each for each in part if each not in dead] if dead else part
 
     def _wipe(self, slot: Slot) -> None:
         with suppress(FileNotFoundError), self._segments.to_wipe(slot.segment) as fd:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from kvcairn.checksum import checksum
 from kvcairn.clock import VirtualClock
 from kvcairn.config import DiskTierOptions
@@ -15,6 +17,7 @@ from kvcairn.testing.oracle import ByteOracle
 from kvcairn.testing.tier_tests import SlotMaker
 from kvcairn.tiers.base import BlockRef, Delete, Outcome, Read, Slot, Stored, TierContext, Write
 from kvcairn.tiers.disk import DiskTier
+from kvcairn.tiers.inventory import Inventory
 
 PAGE = 4096
 MiB = 1 << 20
@@ -87,11 +90,20 @@ def drop(tier: DiskTier, writes: Iterable[Write]) -> None:
     tier.delete([Delete(write.block, write.slot) for write in writes])
 
 
+def listed(tier: DiskTier) -> list[Stored]:
+    """Open a tier and return what the cache takes up: with what it has to scan for, of each block the newest copy."""
+    copies = list(tier.open())
+    for segment in tier.unlisted:
+        copies += tier.scan(segment)
+    found = Inventory.of(copies)
+    return list(found.take(np.flatnonzero(~found.outdated())))
+
+
 def found(folder: Path) -> list[Stored]:
     """Return what a new tier finds, in the order of the slots."""
     tier = tier_over(folder)
     try:
-        return list(tier.open())
+        return sorted(listed(tier), key=lambda copy: (copy.slot.segment, copy.slot.offset_bytes))
     finally:
         tier.close()
 

@@ -9,9 +9,10 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import xxhash
 
-from kvcairn.tiers.base import Write
+from kvcairn.tiers.base import ALL_SPACES, Write
 from kvcairn.tiers.disk import index
 from tests.unit.tiers.disk import kit
 
@@ -104,7 +105,7 @@ def read_segments(folder: Path) -> list[Copy]:
             content = path.read_bytes()
             pages = range(0, len(content), PAGE_BYTES)
             found = [c for at in pages if (c := read_slot(content, int(match[1]), at)) is not None]
-            copies += [c for c in found if c.generation > epochs.get(c.space_id, -1)]
+            copies += [c for c in found if c.generation > max(epochs.get(each, -1) for each in (c.space_id, bytes(32)))]
             assert all(c.segment_bytes == len(content) for c in copies if c.segment == int(match[1]))
     return sorted(copies, key=lambda c: (c.segment, c.offset))
 
@@ -138,7 +139,7 @@ def test_another_program_reads_the_segments(tmp_path: Path) -> None:
 
 
 def test_another_program_reads_what_was_cleared(tmp_path: Path) -> None:
-    spaces = [bytes([number]) * 32 for number in range(110)]
+    spaces = [bytes([number + 1]) * 32 for number in range(110)]
     assert read_epochs(tmp_path) == {}
     with kit.opened(tmp_path) as tier:
         for generation, space_id in enumerate(spaces):
@@ -148,18 +149,22 @@ def test_another_program_reads_what_was_cleared(tmp_path: Path) -> None:
     del expected[spaces[50]]
     expected[spaces[50]] = 999
     assert list(read_epochs(tmp_path).items()) == list(expected.items())[-102:]
+    with kit.opened(tmp_path) as tier:
+        tier.clear(ALL_SPACES, 500)
+    assert read_epochs(tmp_path) == {spaces[50]: 999, bytes(32): 500}, "older ones say nothing any more"
     content = (tmp_path / "epochs").read_bytes()
     (tmp_path / "epochs").write_bytes(content[:40] + b"\x01" + content[41:])
     assert read_epochs(tmp_path) == {}
 
 
-def test_another_program_passes_over_what_was_cleared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cleared", [kit.SPACE, ALL_SPACES])
+def test_another_program_passes_over_what_was_cleared(tmp_path: Path, cleared: bytes) -> None:
     maker = kit.slots()
     old, new = kit.blocks(maker, range(5)), kit.blocks(maker, range(5, 12))
     assert old[-1].slot is not None
     with kit.opened(tmp_path) as tier:
         assert tier.write(old) == [None] * 5
-        tier.clear(kit.SPACE, old[-1].slot.generation)
+        tier.clear(cleared, old[-1].slot.generation)
         assert tier.write(new) == [None] * 7
     assert read_segments(tmp_path) == expected(new)
 

@@ -26,6 +26,7 @@ from tests.unit.tiers.disk.kit import (
     blocks,
     drop,
     found,
+    listed,
     opened,
     read,
     segment_files,
@@ -253,8 +254,8 @@ def test_what_was_cleared_stays_away_whatever_comes_late(tmp_path: Path) -> None
     for path in tmp_path.glob("index.sqlite*"):
         path.unlink()
     again = tier_over(tmp_path)
-    assert list(again.open()) == [stored(w) for w in new]  # their headers are there, and dead
-    assert again.last_generation == last.generation
+    assert listed(again) == [stored(w) for w in new]  # their headers are there, and dead
+    assert again.last_generation >= last.generation
     again.close()
 
 
