@@ -47,7 +47,8 @@ def _restore_space(state: State, level: Level, space: SpaceInfo, found: Inventor
     parents = dict(zip(found.key, found.parent, strict=True))
     tree.adopt(space.rows, list(parents), list(parents.values()))
     rows = tree.find(space.rows, found.key)
-    for group in np.unique(found.group).tolist():
+    is_one = bool((found.group == found.group[0]).all())
+    for group in found.group[:1].tolist() if is_one else np.unique(found.group).tolist():
         mine = np.flatnonzero(found.group == group)
         space.part_bytes.setdefault(group, int(found.nbytes[mine[0]]))
         residency.restore(group, rows[mine], addresses[mine])

@@ -119,7 +119,9 @@ class Tree:
             far = far[far]
         latest = np.zeros(above.size, dtype=np.int64)
         np.maximum.at(latest, rows, used)
-        rows = np.unique(rows)
+        is_given = np.zeros(above.size, dtype=np.bool_)
+        is_given[rows] = True
+        rows = np.flatnonzero(is_given)
         by_depth = rows[np.argsort(-depth[rows], kind="stable")]
         for level in np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1):
             np.maximum.at(latest, above[level], latest[level])

@@ -184,11 +184,13 @@ class SlotAllocator:
             return addresses
         _, offset, size, whole, generation = places.T
         slots, free = offset // slot_bytes, segment.free[: segment.free_slots]
-        fits = (size == slot_bytes) & (whole == segment_bytes) & (offset % slot_bytes == 0) & np.isin(slots, free)
-        _, once = np.unique(slots, return_index=True)
-        taken = np.intersect1d(np.flatnonzero(fits), once)
-        slots = slots[taken]
-        left = free[~np.isin(free, slots)]
+        fits = (size == slot_bytes) & (whole == segment_bytes) & (offset % slot_bytes == 0)
+        fits &= (slots >= 0) & (slots < segment.slots)
+        wanted = np.flatnonzero(fits)[::-1]  # backwards, so that of several for one slot the first stays
+        who = np.full(segment.slots, -1, dtype=np.intp)
+        who[slots[wanted]] = wanted
+        taken = np.sort(who[free][who[free] >= 0])
+        left, slots = free[who[free] < 0], slots[taken]
         segment.free[: left.size], segment.free_slots = left, left.size
         segment.generation[slots] = generation[taken]
         self.used_bytes += taken.size * slot_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +49,21 @@ class Inventory:
             np.array(place, dtype=np.int64).reshape(-1, 5),
             np.array([item.nbytes for item in items], dtype=np.int64),
             np.frombuffer(b"".join(item.checksum for item in items), dtype=np.uint8).reshape(-1, 16),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Inventory]) -> Inventory:
+        """Return the copies of all parts, one part behind the other."""
+        if not parts:
+            return cls.of(())
+        return cls(
+            [each for part in parts for each in part.space_id],
+            [each for part in parts for each in part.key],
+            np.concatenate([part.group for part in parts]),
+            [each for part in parts for each in part.parent],
+            np.concatenate([part.place for part in parts]),
+            np.concatenate([part.nbytes for part in parts]),
+            np.concatenate([part.checksum for part in parts]),
         )
 
     def __len__(self) -> int:

@@ -57,6 +57,11 @@ class Epochs:
         return max(self._of.get(space_id, -1), self._of.get(ALL_SPACES, -1))
 
     @property
+    def has_any(self) -> bool:
+        """Whether anything was cleared."""
+        return bool(self._of)
+
+    @property
     def highest(self) -> int:
         """The highest generation of all."""
         return max(self._of.values(), default=0)

@@ -168,12 +168,15 @@ class Index:
         Raises:
             sqlite3.DatabaseError: there are rows that no store has written; the file is damaged.
         """
+        parts: list[Inventory] = []
         with self._lock:
-            rows = self._db.execute(_SELECT_ALL).fetchall()
-        found = _inventory(rows)
-        if found is None:
-            raise sqlite3.DatabaseError("there are malformed rows")
-        return found
+            cursor = self._db.execute(_SELECT_ALL)
+            while rows := cursor.fetchmany(ROWS_AT_ONCE):  # few enough to stay in the processor's cache
+                part = _inventory(rows)
+                if part is None:
+                    raise sqlite3.DatabaseError("there are malformed rows")
+                parts.append(part)
+        return Inventory.joined(parts)
 
     def drop(self, places: Iterable[Sequence[int]]) -> None:
         """Delete the rows at these (segment, offset)."""
@@ -300,8 +303,6 @@ def _row(stored: Stored) -> Row:
 
 def _inventory(rows: list[Row]) -> Inventory | None:
     """Return rows as columns; None where one of them cannot be, as on a damaged page."""
-    if not rows:
-        return Inventory.of(())
     columns = list(zip(*rows, strict=True))
     numbers, space_ids, keys, parents, checksums = [*columns[:5], columns[7], columns[9]], *_blobs(columns)
     if any(set(map(type, column)) != {int} for column in numbers):

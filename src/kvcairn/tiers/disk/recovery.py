@@ -145,15 +145,16 @@ def _fitting(found: Inventory, file_bytes: Mapping[int, int], epochs: Epochs) ->
     """
     fits: Flags = np.zeros(len(found), dtype=np.bool_)
     segment, offset, slot_bytes = found.place[:, :3].T
-    for number in np.unique(segment).tolist():
-        mine = np.flatnonzero(segment == number)
+    order = np.argsort(segment, kind="stable")
+    for mine in np.split(order, np.flatnonzero(np.diff(segment[order])) + 1):
+        number = int(segment[mine[0]])
         shapes = found.place[mine, 2:4]
         alike = (shapes == shapes[0]).all(axis=1)
         if not alike.all():
             distinct, counts = np.unique(shapes, axis=0, return_counts=True)
             alike = (shapes == distinct[counts.argmax()]).all(axis=1)
         fits[mine] = alike & (offset[mine] + slot_bytes[mine] <= file_bytes.get(number, 0))
-    for space_id, mine in found.spaces():
+    for space_id, mine in found.spaces() if epochs.has_any else ():
         fits[mine] &= found.place[mine, 4] > epochs.of(space_id)
     kept = np.flatnonzero(fits)
     fits[kept] = ~found.take(kept).outdated() if kept.size < fits.size else ~found.outdated()

@@ -179,6 +179,9 @@ def test_a_retired_segment_gives_its_bytes_back(tmp_path: Path) -> None:
     assert found(tmp_path) == [stored(w) for w in writes[8:]]
 
 
+SINCE_1970_NS = 1_800_000_000 * 10**9  # where generations are after a rebuild: they take most bytes in a row
+
+
 @pytest.mark.parametrize("capacity_bytes", [256 * 1024, MiB, 16 * MiB])
 def test_all_files_together_stay_below_the_capacity(tmp_path: Path, capacity_bytes: int) -> None:
     """The worst case for the index: the smallest slots, all in use, each used several times over."""
@@ -199,7 +202,9 @@ def test_all_files_together_stay_below_the_capacity(tmp_path: Path, capacity_byt
         ):
             for begin in range(0, len(order), at_once):
                 part = [
-                    block(Slot(s, at, slot_bytes, segment_bytes, turn * 10**6 + begin + n), begin + n, 100)
+                    block(
+                        Slot(s, at, slot_bytes, segment_bytes, SINCE_1970_NS + turn * 10**6 + begin + n), begin + n, 100
+                    )
                     for n, (s, at) in enumerate(order[begin : begin + at_once])
                 ]
                 assert tier.write(part) == [None] * len(part)
