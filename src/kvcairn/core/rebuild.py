@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 SCANS = 2  # at a time, on threads of their own
 SCAN_PRIORITY = 300
-BLOCKS_AT_ONCE = 1024  # taken up under one hold of the lock
+BLOCKS_AT_ONCE = 512  # taken up under one hold of the lock
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 TELL_S = 10.0
 NEVER_S = float("inf")

@@ -23,6 +23,7 @@ from kvcairn.types import CopyState, MissReason
 ROOT = -1
 UNKNOWN_PARENT = -2
 _FIRST_ROWS = 1024
+FEW = 16  # rows linked at once that are fewer than a 16th of the tree are looked at by themselves
 _REASONS = list(MissReason)
 _CODE = {reason: code for code, reason in enumerate(_REASONS)}
 
@@ -234,20 +235,37 @@ class Tree:
     def _attach_all(self, rows: Rows, above: Rows) -> None:
         """Link rows, each given once, whose parents were unknown; one by one where some would make a ring."""
         nodes = self.nodes
+        is_ring = np.zeros(rows.size, dtype=np.bool_)
+        is_simple = rows.size < nodes.rows // FEW and self._ends_elsewhere(rows, above)
         nodes.parent[rows] = above
-        far = self._parents()
-        for _ in range(nodes.rows.bit_length()):
-            if not (far >= 0).any():
-                break
-            far = far[far]
-        is_ring = far[rows] >= 0  # no way up ends
-        nodes.parent[rows[is_ring]] = UNKNOWN_PARENT
+        if not is_simple:
+            is_ring = _far_up(self._parents())[rows] >= 0
+            nodes.parent[rows[is_ring]] = UNKNOWN_PARENT
         good, top = rows[~is_ring], above[~is_ring]
         np.add.at(nodes.children, top, 1)
         for copies in self._copies:
             np.add.at(copies.children, top, (copies.state[good] == CopyState.READY).astype(copies.children.dtype))
         for row, parent in zip(rows[is_ring].tolist(), above[is_ring].tolist(), strict=True):
             self._attach(row, parent)
+
+    def _ends_elsewhere(self, rows: Rows, above: Rows) -> bool:
+        """Whether rows without a parent can be linked without a look at the whole tree.
+
+        That is so where every way up leaves the rows, and from there on ends at none of them.
+        """
+        if rows.size == 0:
+            return True
+        order = np.argsort(rows)
+        place = order[np.minimum(np.searchsorted(rows[order], above), rows.size - 1)]
+        inner = np.append(np.where(rows[place] == above, place, -1), -1)
+        if (_far_up(inner) >= 0).any():
+            return False
+        at, ends = np.unique(above[inner[:-1] < 0]), [NO_ROWS]
+        while at.size:
+            up = self.nodes.parent[at]
+            ends.append(at[up == UNKNOWN_PARENT])
+            at = up[up >= 0].astype(np.intp)
+        return not np.isin(np.concatenate(ends), rows).any()
 
     def _attach(self, row: int, above: int) -> None:
         """Link a floating segment under its parent, on every tier where it has copies."""
@@ -258,6 +276,16 @@ class Tree:
             self.nodes.children[above] += 1
             for copies in self._copies:
                 copies.children[above] += int(copies.state[row] == CopyState.READY)
+
+
+def _far_up(above: Rows) -> Rows:
+    """Follow parents (-1: none, and the last element is -1) up to the end: -1, or anything else inside of a ring."""
+    far = above
+    for _ in range(above.size.bit_length()):
+        if not (far >= 0).any():
+            break
+        far = far[far]
+    return far
 
 
 class Nodes:

@@ -193,6 +193,19 @@ def test_adopted_blocks_are_linked_in_any_order(tree: Tree, space: SpaceRows) ->
     tree.check()
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_blocks_adopted_one_after_the_other_make_no_ring(tree: Tree, space: SpaceRows, at_once: int) -> None:
+    above = {1: 2, 2: 3, 3: 4, 4: 1, 5: 4}
+    numbers = list(above)
+    for begin in range(0, len(numbers), at_once):
+        part = numbers[begin : begin + at_once]
+        tree.adopt(space, keys(*part), [key(above[n]) for n in part])
+    assert_no_ring(tree)
+    linked = [tree.parent_key(row) for row in tree.find(space, keys(*numbers)).tolist()]
+    assert sum(parent is None for parent in linked) == 1, "one link of the ring is left out"
+    tree.check()
+
+
 def test_adopted_blocks_that_name_each_other_make_no_ring(tree: Tree, space: SpaceRows) -> None:
     tree.adopt(space, keys(1, 2, 3, 4), [key(2), key(3), key(1), key(4)])
     assert_no_ring(tree)
