@@ -186,7 +186,10 @@ class Rebuild:
         older = rows[there[generation[there] > np.array(held, dtype=np.int64)]]
         if older.size:
             deletes += self._level.deletes(space, group, older)
+            copies_of = self._state.tree.nodes.copies
+            copies_of[older] += 1  # so that the rows stay for what comes in their place
             self._level.residency.drop(group, older, MissReason.EVICTED)
+            copies_of[older] -= 1
 
 
 def _deletes(found: Inventory) -> list[Delete]:

@@ -208,6 +208,7 @@ class Residency:
         ready = in_flight = 0
         for group, copies in enumerate(self.copies):
             held = np.flatnonzero(copies.state[:-1] != 0)
+            assert (self.tree.nodes.space[held] >= 0).all(), f"{self.name}: copies of blocks that the tree forgot"
             slots = copies.slot[held]
             assert np.unique(slots).size == slots.size and (slots >= 0).all(), f"{self.name}: a slot has two owners"
             assert (copies.slot[:-1][copies.state[:-1] == 0] == NO_SLOT).all()

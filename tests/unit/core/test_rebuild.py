@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kvcairn import requests as rq
 from kvcairn.errors import TierUnavailable
 from kvcairn.testing.blocks import Blocks, assert_idle
 from kvcairn.testing.faulty import Fault, FaultKind
 from kvcairn.testing.rig import Rig
+from kvcairn.tiers.base import Stored, Write
+from kvcairn.tiers.disk import DiskTier
 from kvcairn.types import BlockStored
 from tests.unit.conftest import MakeRig
+from tests.unit.tiers.disk.kit import opened
 
 PROMPTS, LENGTH = 13, 16  # of 64 slots a segment: the last one is not full
 
@@ -122,10 +129,10 @@ def test_what_was_dropped_unseen_is_not_found(make_rig: MakeRig, how: str, after
     assert all(blocks.put(chains[4]))
     assert rig.cache.drain()
     rig.core.check()
-    for opened in range(2):
+    for turn in range(2):
         for keys in chains:
             alive = keys not in gone or keys == chains[4]
-            assert blocks.space.contains(keys) == (LENGTH if alive else 0), opened
+            assert blocks.space.contains(keys) == (LENGTH if alive else 0), turn
         rig.reopen()
         blocks = Blocks(rig)
     lose_index(rig)
@@ -135,6 +142,77 @@ def test_what_was_dropped_unseen_is_not_found(make_rig: MakeRig, how: str, after
         alive = keys not in gone or keys == chains[4]
         assert blocks.read(keys, deadline_s=5.0) == (LENGTH if alive else 0)
     assert_idle(rig)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_cleared_while_it_is_being_read_is_not_taken_up(make_rig: MakeRig, whole: bool) -> None:
+    rig, blocks, chains = filled(make_rig)
+    assert rig.faulty is not None and isinstance(rig.faulty.inner, DiskTier)
+    tier, space = rig.faulty.inner, blocks.space.frame.space
+    scan = tier.scan
+
+    def scan_and_clear(segment: int) -> Iterable[Stored]:
+        found = scan(segment)
+        rig.core.call(rq.Clear(None if whole else space, None))
+        return found
+
+    tier.scan = scan_and_clear  # type: ignore[method-assign]
+    assert rig.step()
+    assert rig.cache.stats().tiers["disk"].blocks == 0
+    tier.scan = scan  # type: ignore[method-assign]
+    assert rig.cache.drain()
+    rig.core.check()
+    for keys in chains:
+        assert blocks.space.contains(keys) == 0
+    rig.reopen()
+    assert rig.cache.stats().tiers["disk"].blocks == 0
+    assert_idle(rig)
+
+
+def test_of_two_copies_the_one_of_the_higher_generation_stays_whichever_is_found_first(make_rig: MakeRig) -> None:
+    rig = make_rig(below="disk")
+    blocks = Blocks(rig)
+    keys = blocks.keys(1, 8)
+    assert all(blocks.put(keys))
+    rig.cache.close()
+    capacity = rig.setup.below_blocks * 8192
+    with opened(rig.folder, capacity) as tier:
+        held = listed_again(tier)
+        data = {copy.block.key: memoryview(blocks.content(copy.block.key)) for copy in held}
+        twins = [
+            Write(
+                copy.block,
+                copy.parent,
+                replace(copy.slot, segment=77, generation=copy.slot.generation + 1000),
+                data[copy.block.key],
+                copy.checksum,
+            )
+            for copy in held
+        ]
+        assert tier.write(twins) == [None] * 8
+    for file in rig.folder.glob("index.sqlite*"):
+        file.unlink()
+    older = rig.folder / f"seg-{held[0].slot.segment}.kv"
+    for copy in held:  # so that it shows which one is read
+        patch(older, copy.slot.offset_bytes + 4096, b"\xee" * 64)
+    os.utime(older, (4e9, 4e9))  # read first
+    rig._open()
+    assert rig.cache.drain()
+    rig.core.check()
+    assert rig.cache.stats().tiers["disk"].blocks == 8
+    assert Blocks(rig).read(keys, deadline_s=5.0) == 8
+    assert_idle(rig)
+
+
+def listed_again(tier: DiskTier) -> list[Stored]:
+    """Return what the rows of an open tier say."""
+    return list(tier._books().load())
+
+
+def patch(path: Path, offset: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(data)
 
 
 def test_other_spaces_survive_the_clearing_of_one(make_rig: MakeRig) -> None:
