@@ -116,7 +116,7 @@ class Cache:
             ConfigError: there is no such tier, or it is the memory tier.
         """
         if drain:
-            self.drain(name)
+            self._wait_until_idle(rq.IsIdle(name, but_rebuilds=True), None)
         self._link.call(rq.DetachTier(name, drain))
 
     def clear(self, space: Space | None = None, tier: str | None = None) -> bool:

@@ -291,11 +291,15 @@ def test_closed_before_all_is_found(make_rig: MakeRig, caplog: pytest.LogCapture
     assert_idle(rig)
 
 
+@pytest.mark.parametrize("drain", [True, False])
 @pytest.mark.parametrize("after", [0, 1, 2, 4])
-def test_detached_before_all_is_found(make_rig: MakeRig, after: int) -> None:
+def test_detached_before_all_is_found(make_rig: MakeRig, after: int, drain: bool) -> None:
     rig, _, chains = filled(make_rig)
     rig.step(after)
-    rig.cache.detach_tier("disk", drain=False)
+    assert rig.faulty is not None
+    scans = rig.faulty.calls["scan"]
+    rig.cache.detach_tier("disk", drain=drain)
+    assert rig.faulty.calls["scan"] == scans == after, "the rest is not waited for"
     assert rig.executor is not None
     rig.executor.run()
     rig.core.check()
