@@ -20,7 +20,7 @@ import typer
 import kvcairn as kv
 from kvcairn import bench, cache, config, demo
 from kvcairn.cli import app
-from kvcairn.core import batches, events, hints, promote, writes
+from kvcairn.core import batches, events, hints, promote, rebuild, writes
 from kvcairn.doctor import Check
 from kvcairn.memory import slots
 from kvcairn.tiers import breaker
@@ -408,6 +408,9 @@ def test_fixed_numbers() -> None:
         "a batch to or from a tier": f"at most {writes.BATCH_BLOCKS} blocks, and {writes.BATCH_BYTES >> 20} MiB "
         "or one block",
         "batches of writes under way for a tier": f"{writes.MOST_TASKS}, and at most half of the memory tier in bytes",
+        "a rebuild of a lost index": f"{rebuild.SCANS} segments at a time, {rebuild.BLOCKS_AT_ONCE} blocks taken up "
+        f"under one hold of the lock; a segment that cannot be read is tried again "
+        f"after {2 * rebuild.FIRST_PAUSE_S:g} s, doubling to {rebuild.LONGEST_PAUSE_S:g} s",
         "a failed write is asked for again": f"after {writes.ASK_AGAIN_S:g} s, when the block is next used",
         "breaker": f"opens after {breaker.FAILURES_TO_OPEN} failed calls in a row, for {breaker.FIRST_PAUSE_S:g} s, "
         f"doubling to {breaker.LONGEST_PAUSE_S:g} s",
