@@ -118,7 +118,7 @@ class Space:
             start: first block wanted.
             policy: `best_effort`, `wait_complete` or `timeout`: how long `job.wait()` waits; the setting by default.
             deadline_s: after that nothing more is asked for.
-            priority: the higher goes first.
+            priority: the higher goes first, also where several wait for room; beyond -49 and 49 it makes no difference.
             parent: key before the first one.
 
         Raises:

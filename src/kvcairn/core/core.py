@@ -28,6 +28,7 @@ from kvcairn.types import JobState, MissReason
 
 NEVER_S = float("inf")
 ACQUIRE_PRIORITY, PREFETCH_PRIORITY = 0, 50
+MOST_URGENT, LEAST_URGENT = 1, 99  # of a prefetch: never before an acquire, nor behind a write
 ACQUIRE_GRACE_S = 60.0  # a caller that never comes for its lease is forgotten after that
 
 
@@ -174,7 +175,7 @@ class Core:
             space,
             keys,
             walk,
-            priority=PREFETCH_PRIORITY - request.priority,
+            priority=min(LEAST_URGENT, max(MOST_URGENT, PREFETCH_PRIORITY - request.priority)),
             lives_s=state.config.prefetch.time_to_live_s,
             deadline_s=NEVER_S if request.deadline_s is None else request.deadline_s,
             is_announced=True,

@@ -181,13 +181,13 @@ class Loads:
 
     def advance_all(self) -> None:
         """Something changed: blocks arrived, were lost, or room was made."""
-        for job in list(self._jobs.values()):
+        for job in self._in_order():
             if job.state not in FINAL:
                 self._advance(job)
 
     def advance_stalled(self) -> None:
-        """Room was made: jobs that wait for nothing else, oldest first, until one still finds none."""
-        for job in list(self._jobs.values()):
+        """Room was made: jobs that wait for nothing else, in order, until one still finds none."""
+        for job in self._in_order():
             if job.is_stalled:
                 self._advance(job)
                 if job.is_stalled:
@@ -213,6 +213,10 @@ class Loads:
         """Return the jobs that ended since the last call and are still open."""
         ended, self._ended = self._ended, {}
         return [self.status(self._jobs[n]) for n in ended if n in self._jobs]
+
+    def _in_order(self) -> list[Job]:
+        """Return the jobs as they are served: the most urgent first, of those the oldest."""
+        return sorted(self._jobs.values(), key=lambda job: job.priority)
 
     def _advance(self, job: Job) -> None:
         """Pin what has arrived, ask for what is missing, and see whether the job is done. Idempotent."""

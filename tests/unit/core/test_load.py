@@ -388,3 +388,33 @@ def test_the_more_urgent_job_is_served_first(make_rig: MakeRig) -> None:
     for job in (slow, fast):
         job.close()
     assert_idle(rig)
+
+
+@pytest.mark.parametrize("change", ["release", "forget"])
+def test_of_those_that_wait_for_room_the_most_urgent_begins(make_rig: MakeRig, change: str) -> None:
+    rig = make_rig(below="dict", memory_blocks=2)
+    blocks, keys = below_only(rig, 2, 1)
+    other, full = blocks.keys(2, 2), blocks.keys(3, 2)
+    for chain_keys in (other, full):
+        blocks.put(chain_keys)
+        rig.cache.drain()
+    lease = blocks.space.acquire(full)
+    assert lease.count == 2
+    late, soon = blocks.space.prefetch(keys, priority=1), blocks.space.prefetch(other, priority=2)
+    assert (late.state, soon.state) == (JobState.QUEUED, JobState.QUEUED)
+    lease.release()
+    if change == "forget":
+        blocks.space.forget(full)
+    rig.step()
+    assert (late.ready, soon.ready) == (0, 2)
+    for job in (late, soon):
+        job.close()
+    assert_idle(rig)
+
+
+def test_no_prefetch_goes_before_an_acquire_or_behind_a_write(rig: Rig) -> None:
+    blocks, keys = below_only(rig, 1)
+    for asked, priority in ((1_000, 1), (49, 1), (0, 50), (-49, 99), (-1_000, 99)):
+        with blocks.space.prefetch(keys, priority=asked) as job:
+            assert rig.core._loads.get(job.number).priority == priority
+    assert_idle(rig)
