@@ -113,8 +113,10 @@ class DictTier(Tier):
 
     def _read(self, read: Read) -> Outcome:
         held = self.content.slots.get(_place(_slot(read)))
-        if held is None or self._is_cleared(held[0]):
+        if held is None:
             return MissReason.VANISHED
+        if self._is_cleared(held[0]):
+            return MissReason.CLEARED
         stored, data = held
         if stored.block != read.block or len(data) != read.out.nbytes:
             return MissReason.CORRUPT
