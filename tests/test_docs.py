@@ -20,7 +20,7 @@ import typer
 import kvcairn as kv
 from kvcairn import bench, cache, config, demo
 from kvcairn.cli import app
-from kvcairn.core import batches, events, hints, promote, rebuild, writes
+from kvcairn.core import batches, events, hints, leaving, promote, rebuild, writes
 from kvcairn.doctor import Check
 from kvcairn.memory import slots
 from kvcairn.tiers import breaker
@@ -411,6 +411,10 @@ def test_fixed_numbers() -> None:
         "a rebuild of a lost index": f"{rebuild.SCANS} segments at a time, {rebuild.BLOCKS_AT_ONCE} blocks taken up "
         f"under one hold of the lock; a segment that cannot be read is tried again "
         f"after {2 * rebuild.FIRST_PAUSE_S:g} s, doubling to {rebuild.LONGEST_PAUSE_S:g} s",
+        "blocks that wait for a write to one tier": f"{writes.MOST_QUEUED:,}; what comes then is dropped",
+        "a `back` tier writes ahead": f"when the tier above is {leaving.HIGH_WATERMARK:.0%} full: "
+        f"{leaving.CLEAN_FRACTION:.1%} of its blocks, at most {leaving.MOST_CLEANED:,}, looked at when a quarter as "
+        "many have come or gone",
         "a failed write is asked for again": f"after {writes.ASK_AGAIN_S:g} s, when the block is next used",
         "breaker": f"opens after {breaker.FAILURES_TO_OPEN} failed calls in a row, for {breaker.FIRST_PAUSE_S:g} s, "
         f"doubling to {breaker.LONGEST_PAUSE_S:g} s",

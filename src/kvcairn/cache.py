@@ -188,7 +188,7 @@ class Cache:
             if self._opened.get(self._config) is self:
                 del self._opened[self._config]
         try:
-            if drain and not self._wait_until_idle(rq.IsIdle(but_rebuilds=True), CLOSE_DRAIN_S):
+            if drain and not self._write_back(self._link.now() + CLOSE_DRAIN_S):
                 logger.warning("closed with writes left over: a tier did not take them within %g s", CLOSE_DRAIN_S)
         except ClosedError:
             return
@@ -200,6 +200,15 @@ class Cache:
             return bool(reply.value)
 
         return self._link.wait(is_idle, timeout_s)
+
+    def _write_back(self, until_s: float) -> bool:
+        """Have written what memory alone has, piece by piece, where a tier takes what leaves it; return `drain()`."""
+        begin: int | None = 0
+        while begin is not None:
+            begin = self._link.call(rq.WriteBack(begin)).value
+            if not self._wait_until_idle(rq.IsIdle(but_rebuilds=True), max(0.0, until_s - self._link.now())):
+                return False
+        return True
 
     def __enter__(self) -> Self:
         """Return the cache.

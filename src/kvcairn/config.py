@@ -13,116 +13,43 @@ import shlex
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from kvcairn import plugins
 from kvcairn.errors import ConfigError
 from kvcairn.host import Host, folder_bytes, free_bytes
+from kvcairn.options import (
+    BUILT_IN_EVICTIONS,
+    BUILT_IN_TIERS,
+    Bytes,
+    DiskTierOptions,
+    MemoryTierOptions,
+    PrefetchOptions,
+    Preset,
+    TierOptions,
+)
 from kvcairn.plain import find, join, lay, leaves, near
 from kvcairn.units import format_size, parse_duration, parse_size
 
+__all__ = [
+    "BUILT_IN_EVICTIONS",
+    "BUILT_IN_TIERS",
+    "Bytes",
+    "Config",
+    "ConfigReader",
+    "DiskTierOptions",
+    "MemoryTierOptions",
+    "PrefetchOptions",
+    "Setting",
+    "TierOptions",
+    "read_toml",
+]
+
 ENVIRONMENT_PREFIX: Final = "KVCAIRN_"
 PAGE_BYTES: Final = 4096
-
-Bytes = Annotated[int, Meta(ge=1, extra={"unit": "bytes"}, extra_json_schema={"x-unit": "bytes"})]
-Seconds = Annotated[float, Meta(ge=0, extra={"unit": "seconds"}, extra_json_schema={"x-unit": "seconds"})]
-PositiveSeconds = Annotated[float, Meta(gt=0, extra={"unit": "seconds"}, extra_json_schema={"x-unit": "seconds"})]
-Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-# `built` names the values that this version carries out; the others are refused, not ignored.
-Preset = Annotated[Literal["unified", "hicache", "lmcache"], Meta(extra={"built": ("unified",)})]
-WritePolicy = Annotated[Literal["through", "selective", "back", "none"], Meta(extra={"built": ("through", "none")})]
-
-
-class TierOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
-    """Settings of one tier. A kind of tier derives from it and sets `tag` to its `type`.
-
-    Attributes:
-        name: The tier's name in statistics, events and errors; unique in a cache.
-    """
-
-    name: Name
-
-
-class MemoryTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="memory"):
-    """Settings of the memory tier.
-
-    Attributes:
-        capacity_bytes: Most memory the arena takes (setting `capacity`).
-        eviction: Name of the eviction policy.
-        region_bytes: Size of the arena's regions (setting `region`); None lets the arena choose.
-        prefault: Whether the arena's pages are touched after opening, in the background.
-        poison: Whether freed slots are overwritten, so that a late reader is found (for tests).
-    """
-
-    name: Name = "memory"
-    capacity_bytes: Bytes = field(name="capacity")
-    eviction: str = "lru"
-    region_bytes: Bytes | None = field(default=None, name="region")
-    prefault: bool = True
-    poison: bool = False
-
-
-class DiskTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="disk"):
-    """Settings of a disk tier.
-
-    Attributes:
-        path: Existing folder that this tier owns.
-        capacity_bytes: Most bytes its files take together (setting `capacity`).
-        write_policy: When a block is written here.
-        min_touches: Sights of a block before `selective` writes it.
-        eviction: Name of the eviction policy.
-        durability: What an acknowledged block survives: the process (none), power loss (data), and
-            power loss with changed folders (full).
-        reserve_bytes: Bytes of the file system that are left free (setting `reserve`); unless given, a twentieth of
-            it, at most 1 GiB.
-        deadline_s: Longest time one read or write may take (setting `deadline`).
-    """
-
-    name: Name = "disk"
-    path: str
-    capacity_bytes: Bytes = field(name="capacity")
-    write_policy: WritePolicy = "through"
-    min_touches: Annotated[int, Meta(ge=1)] = 2
-    eviction: str = "lru"
-    durability: Literal["none", "data", "full"] = "none"
-    reserve_bytes: Bytes | None = field(default=None, name="reserve")
-    deadline_s: PositiveSeconds = field(default=5.0, name="deadline")
-
-
-class PrefetchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of prefetching from slower tiers into memory.
-
-    Attributes:
-        policy: What a start of the engine waits for: nothing more (best_effort), all (wait_complete), or
-            all within a time (timeout).
-        base_s: The time of `timeout` for any request (setting `base`).
-        per_1024_tokens_s: What each 1,024 tokens add to it (setting `per_1024_tokens`).
-        time_to_live_s: How long a finished job holds its blocks unclaimed (setting `time_to_live`).
-    """
-
-    policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
-    base_s: Seconds = field(default=1.0, name="base")
-    per_1024_tokens_s: Seconds = field(default=0.25, name="per_1024_tokens")
-    time_to_live_s: Seconds = field(default=30.0, name="time_to_live")
-
-    def wait_s(self, policy: str | None, tokens: int) -> float | None:
-        """Return how long a start may wait for so many tokens; None: as long as it takes."""
-        policy = policy or self.policy
-        if policy not in ("best_effort", "wait_complete", "timeout"):
-            raise ValueError(f"unknown prefetch policy {policy!r}; there are best_effort, wait_complete, timeout")
-        if policy == "timeout":
-            return self.base_s + self.per_1024_tokens_s * tokens / 1024
-        return 0.0 if policy == "best_effort" else None
-
-
-BUILT_IN_TIERS: Final[Mapping[str, type[TierOptions]]] = MappingProxyType(
-    {"memory": MemoryTierOptions, "disk": DiskTierOptions}
-)
-BUILT_IN_EVICTIONS: Final = ("lru",)
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -358,6 +285,9 @@ class ConfigReader:
                 self._fail(f"{path}.eviction", "no such eviction policy", eviction, f"use one of: {known}")
             if isinstance(tier, MemoryTierOptions):
                 self._check_memory(path, tier)
+            if getattr(tier, "promotion", "keep") == "move" and getattr(tier, "write_policy", "") != "back":
+                reason = "what is loaded leaves the tier, and this tier's write policy would write it there again"
+                self._fail(f"{path}.promotion", reason, "move", f"set {path}.write_policy = 'back'")
         self._check_disks({path: tier for path, tier in tiers.items() if isinstance(tier, DiskTierOptions)})
 
     def _check_order(self, tiers: Mapping[str, TierOptions]) -> None:

@@ -179,6 +179,12 @@ class IsIdle(Request, frozen=True):
     but_rebuilds: bool = False
 
 
+class WriteBack(Request, frozen=True):
+    """Ask for what memory alone has to be written down, of one piece of the index; reply: where the next begins."""
+
+    begin: int = 0
+
+
 class AddTier(Request, frozen=True):
     """Add a tier behind the others."""
 
@@ -332,7 +338,8 @@ class StatsReply(msgspec.Struct, frozen=True, tag=True):
 AnyRequest = (
     OpenSpace | Lookup | Probe | Acquire | Prefetch | Reserve | Commit | Abort | Release | Damaged | JobInfo | JobLease
     | JobCancel | JobClose | ReadInto | ReadStatus | ReadCancel | Contains | Readable | Touch | Forget | Hint
-    | GetStats | IsIdle | AddTier | DetachTier | Clear | IsCleared | Subscribe | Unsubscribe | Events | Ended | Adopt
+    | GetStats | IsIdle | WriteBack | AddTier | DetachTier | Clear | IsCleared | Subscribe | Unsubscribe | Events
+    | Ended | Adopt
 )  # fmt: skip
 AnyReply = (
     SpaceOpened | Leased | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply

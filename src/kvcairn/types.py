@@ -174,6 +174,7 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
         rounding_bytes: part of `used_bytes` that carries no payload.
         blocks: readable copies.
         in_flight: copies being written.
+        dirty_bytes: slots of readable copies that lie on no slower tier; 0 on the slowest.
         writes_dropped: blocks whose write was given up, by reason.
         errors: failed calls, by error class.
         is_down: the breaker is open.
@@ -192,6 +193,7 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int]
     is_down: bool = False
     unscanned_bytes: int = 0
+    dirty_bytes: int = 0
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

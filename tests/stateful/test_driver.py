@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcairn.testing.driver import SETUPS, drive
+from kvcairn.testing.driver import ALL_SETUPS, SETUPS, drive
 
 NORMAL_OPS, LONG_OPS = 200_000, 10_000_000
 
@@ -17,6 +17,6 @@ def test_driver(name: str, fixed_seed: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("name", ALL_SETUPS)
 def test_driver_long(name: str, seed: int) -> None:
-    drive(name, -(-LONG_OPS // len(SETUPS)), seed)
+    drive(name, -(-LONG_OPS // len(ALL_SETUPS)), seed)

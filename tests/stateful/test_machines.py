@@ -9,6 +9,7 @@ import hypothesis
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from kvcairn.testing.driver import POLICIES
 from kvcairn.testing.machine import CacheMachine
 from kvcairn.testing.rig import BelowKind, LinkKind, Setup
 
@@ -26,8 +27,25 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("size", "below", "hybrid", "link"), CASES)
-def test_machine(size: str, below: BelowKind, hybrid: bool, link: LinkKind, fixed_seed: int) -> None:
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_machine(number: int, fixed_seed: int) -> None:
+    """Each case, with the write policies and numbers of tiers in turn."""
+    play(*CASES[number], POLICIES[number % len(POLICIES)], STEPS // len(CASES), fixed_seed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("size", "below", "hybrid", "link"), [case for case in CASES if case[1] != "none"])
+def test_machine_long(
+    size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: tuple[str, int], seed: int
+) -> None:
+    play(size, below, hybrid, link, policy, STEPS // len(CASES), seed)
+
+
+def play(
+    size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: tuple[str, int], steps: int, seed: int
+) -> None:
     is_tight = size == "tight"
     chosen = Setup(
         link=link,
@@ -35,6 +53,8 @@ def test_machine(size: str, below: BelowKind, hybrid: bool, link: LinkKind, fixe
         hybrid=hybrid,
         memory_blocks=16 if is_tight else 1024,
         below_blocks=24 if is_tight else 1024,
+        write_policy=policy[0],
+        lower_tiers=policy[1],
     )
 
     class Machine(CacheMachine):
@@ -42,13 +62,12 @@ def test_machine(size: str, below: BelowKind, hybrid: bool, link: LinkKind, fixe
         is_ample = not is_tight
         depth = 7 if is_tight else 5
 
-    steps = STEPS // len(CASES)
     settings = hypothesis.settings(
         max_examples=2 * steps // STEPS_PER_EXAMPLE,  # some end before they have all their steps
         stateful_step_count=STEPS_PER_EXAMPLE,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
-    seeded = hypothesis.seed(fixed_seed)
+    seeded = hypothesis.seed(seed)
     run_state_machine_as_test(seeded(Machine), settings=settings)
     assert Machine.steps >= steps

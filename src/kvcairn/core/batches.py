@@ -11,14 +11,16 @@ import numpy as np
 from kvcairn.checksum import checksum
 from kvcairn.core.drops import Drops
 from kvcairn.core.hung import HungCall
-from kvcairn.core.level import Level, submit
+from kvcairn.core.level import Level
 from kvcairn.core.residency import ABSENT, EVICTING, READY, WRITING
 from kvcairn.core.spaces import SpaceInfo
+from kvcairn.core.staging import Staging
 from kvcairn.core.state import State
 from kvcairn.errors import TierError, TierFull
 from kvcairn.index.arrays import Rows
 from kvcairn.memory.slots import PAGE_BYTES, Addresses
-from kvcairn.tiers.base import BlockRef, Delete, Write
+from kvcairn.policy.admission import Flags
+from kvcairn.tiers.base import BlockRef, Delete, Tier, Write
 from kvcairn.transfer.task import Task, TaskState
 from kvcairn.types import CopyState, MissReason
 
@@ -27,12 +29,16 @@ WRITE_PRIORITY = 100
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """Copies of one layer group to be written down, in chain order; `parents` are held on the tier until the end."""
+    """Copies of one layer group to be written down, in chain order.
+
+    Until the end `parents` are held on the tier, and `sources` (rows by the tier that they are read from) there.
+    """
 
     group: int
     rows: Rows
     addresses: Addresses
     parents: Rows
+    sources: list[tuple[Level, Rows]]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +51,7 @@ class Batch:
     nbytes: int = 0
     task: Task | None = None
     retired: list[int] = field(default_factory=list)  # segments whose space is given back before the write
+    staged: dict[tuple[int, int], memoryview | None] = field(default_factory=dict)  # see `Staging`
 
 
 class Batches:
@@ -66,6 +73,14 @@ class Batches:
         self._dropped, self._ended = dropped, ended
         self.tasks = self.in_flight_bytes = 0
         self.is_retiring = False  # a batch is giving space back, which others must not count on before it is done
+        self._staging = Staging(state, drops)
+
+    def is_faster(self, group: int, rows: Rows) -> Flags:
+        """Which rows have a readable copy of a group on a faster tier."""
+        levels = self._state.levels
+        number = levels.index(self._level) if self._level in levels else 0
+        fastest = self._state.fastest.of(group)[rows]
+        return np.asarray((fastest > 0) & (fastest <= number))
 
     def claim(self, rows: list[int]) -> Batch | None:
         """Give a run of rows slots on the tier; those that find no room are dropped."""
@@ -79,12 +94,14 @@ class Batches:
         return batch if batch.parts else None
 
     def _claim_group(self, space: SpaceInfo, group: int, rows: Rows) -> Part:
-        memory, residency = self._state.memory.residency, self._level.residency
-        here, there = memory.of(group), residency.of(group)
-        for row in rows[(here.state[rows] == READY) & (there.state[rows] == EVICTING)].tolist():
+        residency = self._level.residency
+        there, faster = residency.of(group), self.is_faster(group, rows)
+        for row in rows[faster & (there.state[rows] == EVICTING)].tolist():
             self._dropped("held", row)
-        rows = rows[(here.state[rows] == READY) & (there.state[rows] == ABSENT)]
-        here.busy[rows] += 1  # before room is made: neither the blocks nor their parents may leave for it
+        rows = rows[faster & (there.state[rows] == ABSENT)]
+        sources = self._sources(group, rows)
+        for source, mine in sources:  # before room is made: neither the blocks nor their parents may leave for it
+            source.residency.of(group).busy[mine] += 1
         parents = self._state.tree.nodes.parent[rows]
         parents = parents[parents >= 0].astype(np.intp)
         parents = parents[there.state[parents] == READY]
@@ -92,15 +109,29 @@ class Batches:
         slot_bytes = residency.slot_bytes(space, group)
         room = self._level.room(self._state.spaces).make(slot_bytes, rows.size) if rows.size else 0
         addresses = residency.allocator.take(slot_bytes, min(room, rows.size))
-        for row in rows[addresses.size :].tolist():
+        left, rows = rows[addresses.size :], rows[: addresses.size]
+        for row in left.tolist():
             self._dropped("rebuilding" if self._level.unscanned else MissReason.NO_ROOM.value, row)
-        memory.let_go(group, rows[addresses.size :])
-        rows = rows[: addresses.size]
+        if left.size:
+            for source, mine in sources:
+                source.residency.let_go(group, mine[np.isin(mine, left)])
+            sources = [(source, mine[~np.isin(mine, left)]) for source, mine in sources]
         residency.claim(space, group, rows, addresses, CopyState.WRITING)
-        part = Part(group, rows, addresses, parents)
+        part = Part(group, rows, addresses, parents, sources)
         if not rows.size:
             self._let_parents_go(part)
         return part
+
+    def _sources(self, group: int, rows: Rows) -> list[tuple[Level, Rows]]:
+        """Say which rows are read from which tier: the fastest that has them."""
+        fastest = self._state.fastest.of(group)[rows]
+        if rows.size and (fastest == 1).all():
+            return [(self._state.memory, rows)]
+        return [(self._state.levels[n - 1], rows[fastest == n]) for n in np.unique(fastest).tolist()]
+
+    def _let_sources_go(self, part: Part) -> None:
+        for source, rows in part.sources:
+            source.residency.let_go(part.group, rows)
 
     def _let_parents_go(self, part: Part) -> None:
         """Let the parents on the tier go: once for each child that was written."""
@@ -109,17 +140,26 @@ class Batches:
         self._level.residency.free_unheld(part.group, parents)
 
     def submit(self, batch: Batch) -> None:
-        """Write a batch on a transfer thread."""
-        tier = self._level.tier
-        assert tier is not None
+        """Write a batch on a transfer thread; what is not in memory is read first, on threads of the tier it is on."""
         allocator = self._level.residency.allocator
         batch.retired, allocator.retired = allocator.retired, []
+        self.tasks += 1
+        self._level.tasks += 1
+        self.is_retiring = bool(batch.retired)
+        self.in_flight_bytes += batch.nbytes
+        sources = [(part.group, source, rows) for part in batch.parts for source, rows in part.sources]
+        self._staging.start(batch.space, sources, batch.staged, lambda: self._write(batch))
+
+    def _write(self, batch: Batch) -> None:
+        tier = self._level.tier
+        assert tier is not None
 
         def run() -> tuple[list[bytes], Any]:
             if batch.retired:  # first: the batch needs their space
                 tier.retire(batch.retired)
-            writes = self._writes(batch)
-            return [write.checksum for write in writes], tier.write(writes)
+            if self._level.budget_file is not None:  # before the write: a crash must not give it back
+                self._level.budget_file.save(self._level.budget)
+            return self._written(batch, tier)
 
         batch.task = Task(
             self._level.name,
@@ -130,23 +170,54 @@ class Batches:
             priority=WRITE_PRIORITY,
             timeout_s=self._level.timeout_s,
         )
-        self.tasks += 1
-        self.is_retiring = bool(batch.retired)
-        self.in_flight_bytes += batch.nbytes
-        submit(self._level, self._state.executor, batch.task)
+        self._state.executor.submit(batch.task)
 
-    def _writes(self, batch: Batch) -> list[Write]:
-        """Describe the batch for the tier, on a transfer thread: what it names is held, so it needs no lock."""
-        tree, space, writes = self._state.tree, batch.space, []
+    def _written(self, batch: Batch, tier: Tier) -> tuple[list[bytes], Any]:
+        """Write a batch, on a transfer thread; return a checksum and an outcome for each of its copies."""
+        writes = self._writes(batch)
+        there = [write for write in writes if write is not None]
+        if len(there) == len(writes):
+            return [write.checksum for write in there], tier.write(there)
+        outcomes = tier.write(there) if there else []
+        if not isinstance(outcomes, list) or len(outcomes) != len(there):
+            return [], outcomes
+        each = iter(outcomes)
+        return (
+            [write.checksum if write else bytes(16) for write in writes],
+            [next(each) if write else MissReason.PARENT_MISSING for write in writes],
+        )
+
+    def _writes(self, batch: Batch) -> list[Write | None]:
+        """Describe the batch for the tier, on a transfer thread: what it names is held, so it needs no lock.
+
+        None stands for a block that could not be read, and for those behind it.
+        """
+        tree, space, writes = self._state.tree, batch.space, list[Write | None]()
         for part in batch.parts:
             copies, nbytes = self._state.memory.residency.copies[part.group], space.part_bytes[part.group]
+            unread: set[int] = set()
             for row, address in zip(part.rows.tolist(), part.addresses.tolist(), strict=True):
-                begin = int(copies.slot[row]) * PAGE_BYTES
-                data = self._state.arena.view[begin : begin + nbytes].toreadonly()
-                known = copies.checksum[row].tobytes() if copies.checksum[row].any() else checksum(data)
+                if (part.group, row) in batch.staged:
+                    data = batch.staged[part.group, row]
+                else:
+                    begin = int(copies.slot[row]) * PAGE_BYTES
+                    data = self._state.arena.view[begin : begin + nbytes].toreadonly()
+                if data is None or (int(tree.nodes.parent[row]) in unread and space.is_full(part.group)):
+                    unread.add(row)
+                    writes.append(None)
+                    continue
                 block = BlockRef(space.rows.space_id, tree.key(row), part.group)
+                known = self._checksum(part, row) or checksum(data)
                 writes.append(Write(block, tree.parent_key(row), self._level.slot(address), data, known))
         return writes
+
+    def _checksum(self, part: Part, row: int) -> bytes:
+        """Return what is known of the bytes that are read for a row: empty where that is nothing."""
+        for source, _ in part.sources:
+            known = source.residency.copies[part.group].checksum[row]
+            if known.any():
+                return bytes(known.tobytes())
+        return b""
 
     def _done(self, batch: Batch, value: Any, error: TierError | None) -> None:
         """A write ended, on a transfer thread."""
@@ -179,7 +250,8 @@ class Batches:
     def _note_checksums(self, part: Part, checksums: list[bytes]) -> None:
         if checksums:
             sums = np.frombuffer(b"".join(checksums), dtype=np.uint8).reshape(-1, 16)
-            self._state.memory.residency.copies[part.group].checksum[part.rows] = sums
+            for source, rows in part.sources:
+                source.residency.copies[part.group].checksum[rows] = sums[np.isin(part.rows, rows)]
             self._level.residency.copies[part.group].checksum[part.rows] = sums
 
     def _finish(self, batch: Batch, part: Part, outcomes: list[Any]) -> None:
@@ -203,10 +275,10 @@ class Batches:
         ]
         for row, outcome in zip(rows.tolist(), outcomes, strict=True):
             if outcome is not None:
-                self._dropped("tier_full" if isinstance(outcome, TierFull) else "tier_error", row)
+                self._dropped(_why(outcome), row)
         residency.drop(group, rows[~good], MissReason.NOT_WRITTEN)
         residency.let_go(group, rows[~good])
-        self._state.memory.residency.let_go(group, rows)
+        self._let_sources_go(part)
         self._let_parents_go(part)
         self._drops.delete(self._level, deletes)
 
@@ -226,8 +298,15 @@ class Batches:
 
         def free() -> None:
             give_back()
-            self._state.memory.residency.let_go(part.group, part.rows)
+            self._let_sources_go(part)
             self._let_parents_go(part)
             self._drops.delete(self._level, deletes)
 
         batch.hung.leave(free)
+
+
+def _why(outcome: Any) -> str:
+    """Name the reason of a write that was dropped."""
+    if isinstance(outcome, MissReason):
+        return MissReason.PARENT_MISSING.value if outcome is MissReason.PARENT_MISSING else "tier_error"
+    return "tier_full" if isinstance(outcome, TierFull) else "tier_error"

@@ -14,6 +14,7 @@ from kvcairn.core.drops import Drops
 from kvcairn.core.hints import Pins
 from kvcairn.core.holds import named_by
 from kvcairn.core.lease import Leases
+from kvcairn.core.leaving import Writes
 from kvcairn.core.level import Level
 from kvcairn.core.load import Loads
 from kvcairn.core.rebuild import Rebuild
@@ -21,7 +22,6 @@ from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.core.stats import stats
 from kvcairn.core.store import Store
-from kvcairn.core.writes import WritesDown
 from kvcairn.errors import ConfigError
 from kvcairn.index.arrays import Rows
 from kvcairn.types import JobState, MissReason
@@ -47,7 +47,7 @@ class Core:
         self._loads = Loads(state, self._leases, self.drops)
         self._direct = DirectReads(state, self.drops)
         self._store = Store(state, self.drops)
-        self._writes: dict[str, WritesDown] = {}
+        self._writes = Writes(state, self.drops)
         self._rebuilds: dict[str, Rebuild] = {}
         self._handlers: dict[type, Callable[[Any], Any]] = _handlers(self)
 
@@ -66,17 +66,16 @@ class Core:
         """Do what is due by time; return when to be called again."""
         with self.state.changed:
             due_s = self._loads.expire(now_s)
-            pumped: list[WritesDown | Rebuild] = [*self._writes.values(), *self._rebuilds.values()]
+            pumped: list[Writes | Rebuild] = [self._writes, *self._rebuilds.values()]
             for each in pumped:
                 each.pump()
             return due_s
 
     def attach(self, level: Level, rebuild: Rebuild) -> None:
         """Take up a tier that is open, behind the others; what it could not list yet is found from here on."""
-        state = self.state
-        state.levels.append(level)
-        self._writes[level.name] = WritesDown(state, level, self.drops)
-        state.fastest.set_levels([each.residency for each in state.levels])
+        self.state.levels.append(level)
+        self._writes.attach(level)
+        self.state.fastest.set_levels([each.residency for each in self.state.levels])
         self._rebuilds[level.name] = rebuild
         rebuild.pump()
 
@@ -89,7 +88,7 @@ class Core:
         self._loads.cancel_all()
         for holders in (self._loads, self._leases, self._direct):
             holders.renumber(state.levels.index(level) + 1)
-        self._writes.pop(name).forget()
+        self._writes.detach(level)
         del self._rebuilds[name]
         for group in range(len(level.residency.copies)):
             rows = np.flatnonzero(level.residency.copies[group].state[:-1])
@@ -270,9 +269,8 @@ class Core:
         return rq.Value(self.drops.pins.hint(space, rows[rows >= 0], request.hints))
 
     def _clear(self, request: rq.Clear) -> rq.Value:
-        state = self.state
-        levels = state.levels if request.tier is None else [self.level(request.tier)]
-        space = None if request.space is None else state.spaces[request.space]
+        levels = self.state.levels if request.tier is None else [self.level(request.tier)]
+        space = None if request.space is None else self.state.spaces[request.space]
         return self._changed(self.drops.clear(space, levels))
 
     def _is_cleared(self, request: rq.IsCleared) -> rq.Value:
@@ -281,10 +279,14 @@ class Core:
     def _stats(self, _: rq.GetStats) -> rq.StatsReply:
         return rq.StatsReply(stats(self.state))
 
+    def _write_back(self, request: rq.WriteBack) -> rq.Value:
+        return rq.Value(self._writes.write_back(request.begin))
+
     def _is_idle(self, request: rq.IsIdle) -> rq.Value:
         levels = self.state.levels if request.tier is None else [self.level(request.tier)]
-        has_writes = any(not self._writes[level.name].is_idle for level in levels if level.name in self._writes)
-        return rq.Value(not has_writes and not any(level.is_busy(request.but_rebuilds) for level in levels))
+        return rq.Value(
+            self._writes.is_idle(levels) and not any(level.is_busy(request.but_rebuilds) for level in levels)
+        )
 
     def _subscribe(self, _: rq.Subscribe) -> rq.Value:
         return rq.Value(self.state.readers.add())
@@ -324,8 +326,7 @@ class Core:
         now = self.state.now()
         for level in self.state.levels:
             level.residency.policy.touch(rows, now)
-        for writes in self._writes.values():
-            writes.ask(rows)
+        self._writes.seen(rows)
 
     def _changed(self, reply: Any = None) -> rq.Value:
         self._loads.advance_all()
@@ -342,7 +343,7 @@ def _handlers(core: Core) -> dict[type, Callable[[Any], Any]]:
         rq.JobCancel: "job_cancel", rq.JobClose: "job_close", rq.ReadInto: "read_into",
         rq.ReadStatus: "read_status", rq.ReadCancel: "read_cancel", rq.Contains: "contains", rq.Readable: "readable",
         rq.Touch: "touch", rq.Forget: "forget", rq.Hint: "hint", rq.GetStats: "stats", rq.IsIdle: "is_idle",
-        rq.Clear: "clear", rq.IsCleared: "is_cleared",
+        rq.WriteBack: "write_back", rq.Clear: "clear", rq.IsCleared: "is_cleared",
         rq.Subscribe: "subscribe", rq.Unsubscribe: "unsubscribe", rq.Events: "events",
         rq.Ended: "ended", rq.Adopt: "adopt",
     }  # fmt: skip

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
+
+from kvcairn.core.budget import BudgetFile
 from kvcairn.core.residency import Residency
 from kvcairn.core.room import Room
 from kvcairn.core.spaces import SpaceInfo, Spaces
@@ -12,11 +16,12 @@ from kvcairn.core.unscanned import Unscanned
 from kvcairn.errors import TierError, TierFull
 from kvcairn.index.arrays import Rows
 from kvcairn.memory.slots import PAGE_BYTES, Addresses
+from kvcairn.policy.admission import Admission, DayBudget, admission
 from kvcairn.tiers.base import BlockRef, Delete, Slot, Tier
 from kvcairn.tiers.breaker import Breaker
 from kvcairn.transfer.executor import Executor
 from kvcairn.transfer.task import Task
-from kvcairn.types import TierStats, add_to
+from kvcairn.types import CopyState, TierStats, add_to
 
 
 @dataclass(eq=False)
@@ -27,6 +32,10 @@ class Level:
     residency: Residency
     tier: Tier | None = None
     write_policy: str = "none"
+    min_touches: int = 2
+    promotion: str = "keep"
+    budget: DayBudget = field(default_factory=DayBudget)
+    budget_file: BudgetFile | None = None
     timeout_s: float = 5.0
     capacity_bytes: int = 0
     breaker: Breaker = field(default_factory=Breaker)
@@ -34,6 +43,12 @@ class Level:
     writes_dropped: dict[str, int] = field(default_factory=dict)
     tasks: int = 0  # submitted and not yet ended
     unscanned: Unscanned = field(default_factory=Unscanned)
+    evicting: Callable[[Level, int, Rows], None] = lambda level, group, rows: None  # before copies are evicted
+
+    @property
+    def admission(self) -> Admission:
+        """The write policy."""
+        return admission(self.write_policy, self.min_touches)
 
     def slot(self, address: int) -> Slot:
         """Name a slot as the tier knows it."""
@@ -61,7 +76,7 @@ class Level:
 
     def room(self, spaces: Spaces) -> Room:
         """Return what makes room here."""
-        return Room(self.residency, spaces)
+        return Room(self.residency, spaces, partial(self.evicting, self))
 
     def quarantine(self, addresses: Addresses) -> Callable[[], None]:
         """Keep slots from being given out; return what frees them."""
@@ -74,8 +89,8 @@ class Level:
 
         return free
 
-    def stats(self, spaces: Spaces, now_s: float) -> TierStats:
-        """Return the numbers of this moment."""
+    def stats(self, spaces: Spaces, now_s: float, slower: list[Level]) -> TierStats:
+        """Return the numbers of this moment; `slower` are the tiers below."""
         residency = self.residency
         padding = sum(
             count * (residency.slot_bytes(spaces[space], group) - spaces[space].part_bytes[group])
@@ -93,7 +108,21 @@ class Level:
             errors=dict(self.errors),
             is_down=self.breaker.is_open(now_s),
             unscanned_bytes=self.unscanned.nbytes,
+            dirty_bytes=self._dirty_bytes(spaces, slower) if slower else 0,
         )
+
+    def _dirty_bytes(self, spaces: Spaces, slower: list[Level]) -> int:
+        """Add up what lies here and on none of the slower tiers."""
+        total = 0
+        for group, copies in enumerate(self.residency.copies):
+            is_dirty = copies.state[:-1] == CopyState.READY
+            for level in slower:
+                is_dirty &= level.residency.of(group).state[:-1] != CopyState.READY
+            numbers = self.residency.tree.nodes.space[:-1][is_dirty]
+            for number in np.flatnonzero(np.bincount(numbers)).tolist() if numbers.size else []:
+                count = int((numbers == number).sum())
+                total += count * self.residency.slot_bytes(spaces[number], group)
+        return total
 
     def deletes(self, space: SpaceInfo, group: int, rows: Rows) -> list[Delete]:
         """Describe the copies of these rows for the tier, while they still have slots."""

@@ -177,6 +177,7 @@ class Loads:
             self._ended.pop(number, None)
             if job.state not in FINAL:
                 self._promotions.cancel(job.promotions)
+            self._promotions.moves.settle()
             self.advance_all()
 
     def advance_all(self) -> None:
@@ -187,6 +188,7 @@ class Loads:
 
     def advance_stalled(self) -> None:
         """Room was made: jobs that wait for nothing else, in order, until one still finds none."""
+        self._promotions.moves.settle()
         for job in self._in_order():
             if job.is_stalled:
                 self._advance(job)

@@ -6,9 +6,11 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from kvcairn.config import Config, TierOptions
+from kvcairn.core.budget import BudgetFile
 from kvcairn.core.core import Core
 from kvcairn.core.events import Readers
 from kvcairn.core.holds import Ledger
@@ -150,9 +152,15 @@ def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
         residency,
         tier,
         write_policy=given.get("write_policy", "through"),
+        min_touches=given.get("min_touches", 2),
+        promotion=given.get("promotion", "keep"),
         timeout_s=given.get("deadline_s", 5.0),
         capacity_bytes=given["capacity_bytes"],
     )
+    level.budget.limit_bytes = given.get("max_write_bytes_per_day")
+    if level.budget.limit_bytes is not None and "path" in given:
+        level.budget_file = BudgetFile(Path(given["path"]))
+        level.budget_file.load(level.budget)
     for space in state.spaces:
         for group in space.part_bytes:
             residency.of(group)

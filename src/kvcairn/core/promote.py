@@ -12,6 +12,7 @@ from kvcairn.checksum import checksum
 from kvcairn.core.drops import Drops
 from kvcairn.core.hung import HungCall
 from kvcairn.core.level import Level, submit
+from kvcairn.core.moves import Moves
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.core.walk import Levels
@@ -46,6 +47,7 @@ class Promotions:
     ) -> None:
         """Work on that state."""
         self._state, self._drops, self._lost, self._ended = state, drops, lost, ended
+        self.moves = Moves(state, drops)
 
     def start(self, space: SpaceInfo, group: int, rows: Rows, sources: Levels, priority: int) -> list[Promotion]:
         """Claim memory for as many leading rows as there is room for, and read them; return the reads."""
@@ -130,6 +132,7 @@ class Promotions:
         arrived, unwanted = good[is_open], good[~is_open]
         memory.of(group).checksum[arrived] = source.residency.of(group).checksum[arrived]
         memory.publish(group, arrived, self._state.now())
+        self.moves.loaded(source, arrived)
         memory.let_go(group, unwanted)
         bad = [(row, o) for row, o in zip(rows.tolist(), outcomes, strict=True) if o is not None]
         lost = np.array([row for row, _ in bad], dtype=np.intp)

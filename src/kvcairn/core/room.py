@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from kvcairn.core.residency import READY, Residency
 from kvcairn.core.spaces import Spaces
+from kvcairn.index.arrays import Rows
 from kvcairn.types import MissReason
 
 Victim = tuple[int, list[int]]  # row, groups
@@ -16,9 +17,9 @@ Victim = tuple[int, list[int]]  # row, groups
 class Room:
     """Room on one tier, made when it is asked for."""
 
-    def __init__(self, residency: Residency, spaces: Spaces) -> None:
-        """Work on that tier."""
-        self._residency, self._spaces = residency, spaces
+    def __init__(self, residency: Residency, spaces: Spaces, evicting: Callable[[int, Rows], None]) -> None:
+        """Work on that tier; `evicting(group, rows)` is told of copies before they leave."""
+        self._residency, self._spaces, self._evicting = residency, spaces, evicting
 
     def make(self, slot_bytes: int, count: int) -> int:
         """Evict until `count` slots of that size can be taken, or as many as can be; return how many can.
@@ -42,8 +43,10 @@ class Room:
         for row, groups in victims:
             for group in groups:
                 by_group.setdefault(group, []).append(row)
-        for group, rows in by_group.items():
-            self._residency.drop(group, np.array(rows, dtype=np.intp), MissReason.EVICTED)
+        for group, chosen in by_group.items():
+            rows = np.array(chosen, dtype=np.intp)
+            self._evicting(group, rows)
+            self._residency.drop(group, rows, MissReason.EVICTED)
 
     def _same_size(self, slot_bytes: int, count: int) -> list[Victim]:
         victims: list[Victim] = []

@@ -16,8 +16,9 @@ def stats(state: State) -> Stats:
             nbytes = count * level.residency.slot_bytes(space, group)
             add_to(by_space, space.rows.space_id.hex(), nbytes)
             add_to(by_tenant, space.descriptor.tenant if space.descriptor else "", nbytes)
+    now_s, levels = state.now(), state.levels
     return Stats(
-        tiers={level.name: level.stats(state.spaces, state.now()) for level in state.levels},
+        tiers={level.name: level.stats(state.spaces, now_s, levels[n + 1 :]) for n, level in enumerate(levels)},
         hits_by_tier=dict(state.served.hits),
         misses_by_reason=dict(state.served.misses),
         blocks_asked=state.served.asked,

@@ -1,35 +1,40 @@
-"""Copies blocks from memory down to one slower tier, in the background, parents before children.
+"""Copies blocks from faster tiers down to one slower tier, in the background, parents before children.
 
-What waits in the queue holds nothing: a block that leaves memory before its turn is dropped and counted, so a slow
-tier never holds up a store. Nothing is retried from the queue: a block is asked for again when it is next touched.
+What waits in the queue holds nothing: a block that leaves the faster tiers before its turn is dropped and counted, so
+a slow tier never holds up a store. Nothing is retried from the queue: a block is asked for again when it is next
+touched, or about to leave.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
 from kvcairn.core.batches import Batch, Batches
 from kvcairn.core.drops import Drops
 from kvcairn.core.level import Level
-from kvcairn.core.residency import ABSENT, EVICTING, READY
+from kvcairn.core.residency import ABSENT, EVICTING
 from kvcairn.core.state import State
 from kvcairn.index.arrays import Rows
+from kvcairn.policy.admission import Flags
 from kvcairn.types import MissReason, add_to
 
 BATCH_BYTES = 16 << 20
 BATCH_BLOCKS = 64
 ASK_AGAIN_S = 1.0
 MOST_TASKS = 3  # one thread of the tier stays free for reads
+MOST_QUEUED = 1 << 16  # blocks that wait; what comes then is dropped
 
 
 class WritesDown:
     """The queue of one tier."""
 
-    def __init__(self, state: State, level: Level, drops: Drops) -> None:
-        """Write to that tier."""
-        self._state, self._level = state, level
+    def __init__(self, state: State, level: Level, drops: Drops, written: Callable[[], None]) -> None:
+        """Write to that tier; `written()` is told of the end of each write."""
+        self._state, self._level, self._written = state, level, written
         self._queue: deque[tuple[int, int]] = deque()  # row, serial
         self._queued: set[tuple[int, int]] = set()
         self._not_before: dict[tuple[int, int], float] = {}  # (row, serial) of blocks whose write failed
@@ -43,24 +48,49 @@ class WritesDown:
         return not self._queue and not self._batches.tasks
 
     def ask(self, rows: Rows) -> None:
-        """Queue those rows of a chain that memory has and the tier lacks, with what it lacks of their ancestors."""
-        if self._level.write_policy != "through" or not rows.size:
+        """Rows of a chain were seen: queue those that the policy wants and the tier lacks.
+
+        With them go those of their ancestors that the tier lacks and a faster one has.
+        """
+        if not rows.size:
             return
+        wants = self._level.admission.at_sight(self._state.tree.nodes.sights[rows])
+        if not wants.any():
+            return
+        rows = rows[: rows.size - int(wants[::-1].argmax())]  # whatever stands before one that is wanted goes with it
         wanted = rows[self._lacks(rows) | self._leaves(rows)]
         if wanted.size and self._level.breaker.is_open(self._state.now()):
             for row in wanted.tolist():
                 if not self._is_put_off(row):
                     self._dropped(MissReason.TIER_DOWN.value, row)
         elif wanted.size:
-            chain = np.concatenate([self._lacking_above(int(wanted[0])), wanted])
-            leaves = self._leaves(chain)
-            first = int(leaves.argmax()) if leaves.any() else chain.size
-            for row in chain[:first].tolist():
-                self._enqueue(row)
-            for row in chain[first:].tolist():  # with a parent that is leaving, a child has to wait as well
-                self._leaving[row, int(self._state.tree.nodes.serial[row])] = None
+            self._want(np.concatenate([self._lacking_above(int(wanted[0])), wanted]))
         self._ask_again()
         self.pump()
+
+    def ask_each(self, rows: Rows) -> None:
+        """Queue rows that are no chain, such as what is about to leave a faster tier, each with its ancestors."""
+        if self._level.breaker.is_open(self._state.now()):
+            return
+        for row in rows.tolist():
+            self._want(np.concatenate([self._lacking_above(row), np.array([row], dtype=np.intp)]))
+        self.pump()
+
+    def lost(self, rows: Rows, reason: str) -> None:
+        """Rows leave the last of the faster tiers unwritten: count those that are not counted elsewhere."""
+        serials = self._state.tree.nodes.serial[rows].tolist()
+        names = zip(rows.tolist(), serials, strict=True)
+        free = [row for row, serial in names if (row, serial) not in self._queued and not self._is_put_off(row)]
+        add_to(self._level.writes_dropped, reason, len(free))
+
+    def _want(self, chain: Rows) -> None:
+        """Queue a chain, parents first."""
+        leaves = self._leaves(chain)
+        first = int(leaves.argmax()) if leaves.any() else chain.size
+        for row in chain[:first].tolist():
+            self._enqueue(row)
+        for row in chain[first:].tolist():  # with a parent that is leaving, a child has to wait as well
+            self._leaving[row, int(self._state.tree.nodes.serial[row])] = None
 
     def pump(self) -> None:
         """Start writes while there is something to write and a thread to do it."""
@@ -74,41 +104,47 @@ class WritesDown:
                 return
             batch = self._next_batch(min(BATCH_BYTES, limit - batches.in_flight_bytes))
             if batch is not None:
+                self._level.budget.spend(batch.nbytes, time.time())
                 self._batches.submit(batch)
 
     def _batch_ended(self) -> None:
         self._ask_again()
         self.pump()
+        self._written()
 
     def forget(self) -> None:
         """Empty the queue: the tier is going."""
         self._drop_all("detached")
+        self._leaving.clear()
 
     def _lacking_above(self, row: int) -> Rows:
         """Return the ancestors that have to be written first, root side first: up to the nearest that the tier has."""
+        nodes = self._state.tree.nodes
         above: list[int] = []
-        parent = int(self._state.tree.nodes.parent[row])
-        while parent >= 0:
+        parent = int(nodes.parent[row])
+        while parent >= 0 and (parent, int(nodes.serial[parent])) not in self._queued:
             one = np.array([parent], dtype=np.intp)
             if not (self._lacks(one) | self._leaves(one))[0]:
                 break
             above.append(parent)
-            parent = int(self._state.tree.nodes.parent[parent])
+            parent = int(nodes.parent[parent])
         return np.array(above[::-1], dtype=np.intp)
 
-    def _lacks(self, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which rows memory has in some group that this tier has not."""
-        lacks = np.zeros(rows.size, dtype=np.bool_)
-        for group, copies in enumerate(self._state.memory.residency.copies):
-            lacks |= (copies.state[rows] == READY) & (self._level.residency.of(group).state[rows] == ABSENT)
-        return lacks
+    def _lacks(self, rows: Rows) -> Flags:
+        """Which rows a faster tier has in some group that this tier has not."""
+        return self._faster_has(rows, ABSENT)
 
-    def _leaves(self, rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which rows memory has while this tier's copy was forgotten and is not gone yet."""
-        leaves = np.zeros(rows.size, dtype=np.bool_)
-        for group, copies in enumerate(self._state.memory.residency.copies):
-            leaves |= (copies.state[rows] == READY) & (self._level.residency.of(group).state[rows] == EVICTING)
-        return leaves
+    def _leaves(self, rows: Rows) -> Flags:
+        """Which rows a faster tier has while this tier's copy was forgotten and is not gone yet."""
+        return self._faster_has(rows, EVICTING)
+
+    def _faster_has(self, rows: Rows, state: int) -> Flags:
+        """Which rows a faster tier has in some group whose copy here is in this state."""
+        flags = np.zeros(rows.size, dtype=np.bool_)
+        for group in range(len(self._state.memory.residency.copies)):
+            readable = self._batches.is_faster(group, rows)
+            flags |= readable & (self._level.residency.of(group).state[rows] == state)
+        return flags
 
     def _ask_again(self) -> None:
         """Queue what was asked for too early. What still cannot be written when all writes have ended is given up."""
@@ -135,6 +171,9 @@ class WritesDown:
         serial = int(self._state.tree.nodes.serial[row])
         if (row, serial) in self._queued or self._is_put_off(row):
             return
+        if len(self._queue) >= MOST_QUEUED:
+            self._dropped("back_pressure", row)
+            return
         self._not_before.pop((row, serial), None)
         self._queued.add((row, serial))
         self._queue.append((row, serial))
@@ -143,7 +182,7 @@ class WritesDown:
         """Take from the queue what can be written in one task; what cannot be written is dropped and counted."""
         nodes = self._state.tree.nodes
         rows: list[int] = []
-        block_bytes = 0
+        block_bytes, unix_s = 0, time.time()
         while self._queue and len(rows) < BATCH_BLOCKS:
             row, serial = self._queue[0]
             if rows and (nodes.space[row] != nodes.space[rows[0]] or len(rows) * block_bytes >= most_bytes):
@@ -156,6 +195,8 @@ class WritesDown:
                 self._count_skipped(row)
             elif int(nodes.parent[row]) not in rows and not self._parent_is_there(row):
                 self._dropped(MissReason.PARENT_MISSING.value, row)
+            elif not self._level.budget.allows(self._bytes_of(row) + len(rows) * block_bytes, unix_s):
+                self._dropped("budget", row)
             else:
                 rows.append(row)
                 block_bytes = self._bytes_of(row)

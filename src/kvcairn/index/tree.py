@@ -300,6 +300,7 @@ class Nodes:
         self.copies = column("u1", rows)  # copies on all tiers, in any state
         self.gone = column("u1", rows)  # why the last copy left, as a code
         self.serial = column("u4", rows)  # grows when a row is used again
+        self.sights = column("u1", rows)  # how often it was seen, where a write policy asks for it
         self.expires_s = column("f8", rows, 0)  # 0: never
         self.key = np.zeros((rows + 1, 32), dtype=np.uint8)
 
@@ -309,6 +310,7 @@ class Nodes:
         self.parent, self.children = grown(self.parent, rows, UNKNOWN_PARENT), grown(self.children, rows)
         self.space, self.copies = grown(self.space, rows, -1), grown(self.copies, rows)
         self.gone, self.serial = grown(self.gone, rows), grown(self.serial, rows)
+        self.sights = grown(self.sights, rows)
         self.expires_s, self.key = grown(self.expires_s, rows), grown(self.key, rows)
 
     def start(self, rows: Rows, space: int, keys: list[bytes]) -> None:
@@ -316,6 +318,7 @@ class Nodes:
         self.space[rows] = space
         self.gone[rows] = _CODE[MissReason.NEVER_STORED]
         self.serial[rows] += 1
+        self.sights[rows] = 0
         self.key[rows] = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, 32)
 
     def clear(self, row: int) -> None:

@@ -33,23 +33,40 @@ FAULTS: Final = (
 )
 
 
-def _setup(size: str, below: BelowKind, hybrid: bool, link: LinkKind) -> Setup:
-    memory_blocks, below_blocks = SIZES[size]
-    faults = FAULTS if size == "faulty" else ()
-    return Setup(
-        link=link, below=below, hybrid=hybrid, memory_blocks=memory_blocks, below_blocks=below_blocks, faults=faults
-    )
-
+Case = tuple[str, BelowKind, bool, LinkKind]  # size, below, hybrid, link
+Policy = tuple[str, int]  # write policy, number of tiers below memory
 
 _BELOW: Final[tuple[BelowKind, ...]] = ("none", "dict", "disk")
 _LINKS: Final[tuple[LinkKind, ...]] = ("direct", "loopback")
-SETUPS: Final = {
-    f"{size}-{below}-{'hybrid' if hybrid else 'plain'}-{link}": _setup(size, below, hybrid, link)
+POLICIES: Final[tuple[Policy, ...]] = (
+    ("through", 1), ("back", 3), ("selective", 1), ("back", 1), ("through", 3), ("none", 1), ("selective", 3),
+    ("none", 3),
+)  # fmt: skip
+_CASES: Final[tuple[Case, ...]] = tuple(
+    (size, below, hybrid, link)
     for size in SIZES
     for below in (_BELOW[1:] if size == "faulty" else _BELOW)
     for hybrid in (False, True)
     for link in _LINKS
-}
+)
+
+
+def _setup(case: Case, policy: Policy) -> tuple[str, Setup]:
+    """Return a cache, and its name."""
+    size, below, hybrid, link = case
+    write_policy, lower_tiers = policy
+    tiers = "none" if below == "none" else f"{below}{lower_tiers}-{write_policy}"
+    memory_blocks, below_blocks = SIZES[size]
+    setup = Setup(
+        link=link, below=below, hybrid=hybrid, memory_blocks=memory_blocks, below_blocks=below_blocks,
+        faults=FAULTS if size == "faulty" else (), write_policy=write_policy, lower_tiers=lower_tiers,
+    )  # fmt: skip
+    return f"{size}-{tiers}-{'hybrid' if hybrid else 'plain'}-{link}", setup
+
+
+# Each case with one of the policies in turn, and for the long run each with all of them.
+SETUPS: Final = dict(_setup(case, POLICIES[number % len(POLICIES)]) for number, case in enumerate(_CASES))
+ALL_SETUPS: Final = dict(_setup(case, policy) for case in _CASES for policy in POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +108,13 @@ class Report:
 
 
 def drive(name: str, ops: int, seed: int) -> None:
-    """Play `ops` random operations on the cache called `name` in `SETUPS`.
+    """Play `ops` random operations on the cache called `name` in `ALL_SETUPS`.
 
     Raises:
         AssertionError: something does not hold. This and any other error carries a note with the seed, the number of
             the operation and the last ones.
     """
-    setup, is_ample = SETUPS[name], name.startswith("ample")
+    setup, is_ample = ALL_SETUPS[name], name.startswith("ample")
     draw = RandomDraw(random.Random(f"{seed} {name}"))
     operations = list(OPERATIONS.values())
     weights = [operation.weight for operation in operations]
@@ -120,7 +137,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kvcairn.testing.driver", description=__doc__)
     parser.add_argument("--ops", type=int, default=200_000, help="operations in all, shared by the setups")
     parser.add_argument("--seed", type=int, default=None, help="of all draws; printed, and random where not given")
-    parser.add_argument("--setup", action="append", choices=sorted(SETUPS), help="one of the caches; all by default")
+    parser.add_argument(
+        "--setup",
+        action="append",
+        choices=sorted(ALL_SETUPS),
+        help="one; by default each size, tier, layout and link once",
+    )
     options = parser.parse_args(arguments)
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     names = options.setup or list(SETUPS)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvcairn.errors import LeaseError
-from kvcairn.testing.rig import BELOW
 from kvcairn.testing.table import TENANTS, Chain, Draw, Held, Table, check_distinct, check_lease, must_raise, parts_of
 from kvcairn.types import Hints, JobState
 
@@ -237,32 +236,34 @@ def clear(table: Table, draw: Draw) -> None:
 
 def clear_tier(table: Table, draw: Draw) -> None:
     """Drop the blocks of one tier."""
-    has_below = table.rig.setup.below != "none"
-    tier = ("memory", BELOW)[draw.integer(0, int(has_below))]
+    lower = table.rig.setup.lower_names
+    tier = ("memory", *lower)[draw.integer(0, len(lower))]
     table.note("clear_tier", tier)
     table.rig.cache.clear(tier=tier)
     if tier == "memory":
         table.kill(None, None)
-    if has_below:
+    if lower and table.rig.setup.write_policy != "none":
         table.model.doubt()
     else:
         table.model.clear(None)
 
 
 def reopen(table: Table, draw: Draw) -> None:
-    """Close the cache and open it again: what lies below memory stays."""
+    """Close the cache and open it again: what lies below memory stays, which under some policies is all of it."""
     is_drained = draw.integer(0, 2) > 0
     table.note("reopen", is_drained)
     table.let_go()
-    is_kept = is_drained and table.rig.setup.below != "none"
+    setup = table.rig.setup
+    is_kept = is_drained and setup.below != "none" and setup.write_policy in ("through", "back")
     if is_drained:
+        table.rig.write_back()
         assert table.rig.cache.drain(timeout_s=600.0)
         table.model.drained()
         stats = table.rig.cache.stats()
         is_kept = is_kept and not any(sum(tier.writes_dropped.values()) for tier in stats.tiers.values())
     table.rig.reopen(drain=is_drained)
     table.model.restart()
-    if table.rig.setup.below == "none":
+    if setup.below == "none" or setup.write_policy == "none":
         table.model.clear(None)
     elif not is_kept:
         table.model.doubt()

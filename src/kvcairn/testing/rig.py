@@ -14,6 +14,7 @@ from kvcairn.core.core import Core
 from kvcairn.core.link import Direct, Loopback
 from kvcairn.core.open import open_core
 from kvcairn.layout import KVLayout, LayerGroup, SpaceDescriptor
+from kvcairn.requests import WriteBack
 from kvcairn.space import Space
 from kvcairn.testing.dict_tier import DictContent, DictTier
 from kvcairn.testing.faulty import Fault, FaultyTier
@@ -39,18 +40,26 @@ class Setup:
 
     Attributes:
         link: a function call, or every request and reply as bytes.
-        below: the tier below memory: none, one in a dictionary, or files.
+        below: the tiers below memory: none, in a dictionary each, or files.
+        lower_tiers: how many there are, where there are any; they are called disk, disk2, disk3.
+        write_policy: of each of them.
+        promotion: of each of them.
+        max_write_bytes_per_day: of each of them.
         memory_blocks: slots of a page in memory.
-        below_blocks: slots of a page, and its header, in the tier below.
+        below_blocks: slots of a page, and its header, in each tier below.
         hybrid: full, sliding and state groups instead of one full group.
         block_tokens: tokens of a block.
         threads: real threads and the real clock instead of steps and a virtual one.
-        faults: what goes wrong in the tier below; may be replaced later by `Rig.faulty`.
+        faults: what goes wrong in the tiers below; may be replaced later by `Rig.faulty`.
         settings: laid over the settings made from the above.
     """
 
     link: LinkKind = "direct"
     below: BelowKind = "none"
+    lower_tiers: int = 1
+    write_policy: str = "through"
+    promotion: str = "keep"
+    max_write_bytes_per_day: int | None = None
     memory_blocks: int = 1024
     below_blocks: int = 4096
     hybrid: bool = False
@@ -58,6 +67,12 @@ class Setup:
     threads: bool = False
     faults: tuple[Fault, ...] = ()
     settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def lower_names(self) -> list[str]:
+        """The names of the tiers below memory, fastest first."""
+        count = 0 if self.below == "none" else self.lower_tiers
+        return [BELOW if number == 1 else f"{BELOW}{number}" for number in range(1, count + 1)]
 
     @property
     def layout(self) -> KVLayout:
@@ -84,21 +99,31 @@ class Rig:
     def __init__(self, setup: Setup, folder: Path) -> None:
         self.setup = setup
         self.folder = folder
-        self.content = DictContent()
+        self.contents = {name: DictContent() for name in (BELOW, *setup.lower_names)}
         self.clock = VirtualClock(1000.0)
         self.core: Core
         self.cache: Cache
         self.executor: InlineExecutor | None
-        self.faulty: FaultyTier | None = None
+        self.tiers: dict[str, FaultyTier] = {}
         self._open()
 
     def __enter__(self) -> Rig:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.faulty is not None:
-            self.faulty.heal()
+        for tier in self.tiers.values():
+            tier.heal()
         self.cache.close(drain=False)
+
+    @property
+    def content(self) -> DictContent:
+        """What lies on the first tier below memory, where that is in a dictionary."""
+        return self.contents[BELOW]
+
+    @property
+    def faulty(self) -> FaultyTier | None:
+        """The first tier below memory."""
+        return self.tiers.get(BELOW)
 
     def space(self, tenant: str = "") -> Space:
         """Return the space of a tenant."""
@@ -121,12 +146,32 @@ class Rig:
         setup = self.setup
         memory = {"type": "memory", "capacity": setup.memory_blocks * PAGE_BYTES, "poison": True, "prefault": False}
         tiers: list[dict[str, Any]] = [memory]
-        if setup.below != "none":
-            header = 0 if setup.below == "dict" else PAGE_BYTES
-            capacity = setup.below_blocks * (PAGE_BYTES + header)
-            tiers.append({"type": "disk", "name": BELOW, "path": str(self.folder), "capacity": capacity})
+        tiers += [self.tier_options(name) for name in setup.lower_names]
         settings = {"tiers": tiers, "verify_memory": "always", "planner": "off", "max_lease_fraction": 1.0}
         return Config.from_dict(settings | dict(setup.settings))
+
+    def tier_options(self, name: str) -> dict[str, Any]:
+        """The settings of one of the tiers below; the folder of the first is the rig's own where it is the only one."""
+        setup = self.setup
+        folder = self.folder if setup.lower_tiers == 1 else self.folder / name
+        folder.mkdir(exist_ok=True)
+        header = 0 if setup.below == "dict" else PAGE_BYTES
+        return {
+            "type": "disk",
+            "name": name,
+            "path": str(folder),
+            "capacity": setup.below_blocks * (PAGE_BYTES + header),
+            "write_policy": setup.write_policy,
+            "promotion": setup.promotion,
+            "max_write_bytes_per_day": setup.max_write_bytes_per_day,
+        }
+
+    def write_back(self) -> None:
+        """Have written down what memory alone has, as the end of a cache does, and drain."""
+        begin: int | None = 0
+        while begin is not None:
+            begin = self.core.call(WriteBack(begin)).value
+            self.cache.drain(timeout_s=600.0)
 
     def _open(self) -> None:
         self.executor = None if self.setup.threads else InlineExecutor(self.clock)
@@ -135,6 +180,6 @@ class Rig:
         self.cache = Cache(link(self.core), self.config)
 
     def _wrap(self, tier: Tier) -> Tier:
-        inner = DictTier(tier.name, self.content) if self.setup.below == "dict" else tier
-        self.faulty = FaultyTier(inner, self.setup.faults)
-        return self.faulty
+        inner = DictTier(tier.name, self.contents[tier.name]) if self.setup.below == "dict" else tier
+        self.tiers[tier.name] = FaultyTier(inner, self.setup.faults)
+        return self.tiers[tier.name]

@@ -223,6 +223,7 @@ def check(table: Table, every_lease: bool = True) -> None:
     for name, tier in stats.tiers.items():
         assert 0 <= tier.used_bytes <= tier.capacity_bytes, f"{name} holds more than it may: {tier}"
         assert 0 <= tier.leased_bytes <= tier.used_bytes, f"{name}: {tier}"
+        assert 0 <= tier.dirty_bytes <= tier.used_bytes, f"{name}: {tier}"
         assert min(tier.quarantined_bytes, tier.rounding_bytes, tier.blocks, tier.in_flight) >= 0, f"{name}: {tier}"
     counted = sum(stats.hits_by_tier.values()) + sum(stats.misses_by_reason.values())
     assert counted == stats.blocks_asked, f"{counted} hits and misses of {stats.blocks_asked} blocks asked for"

@@ -197,7 +197,7 @@ def test_memory_is_touched_before_it_is_used(tmp_path: Path) -> None:
     try:
         view = core.state.arena.view
         assert view.nbytes == 2 << 20
-        assert core.state.memory.stats(core.state.spaces, 0.0).used_bytes == 0
+        assert core.state.memory.stats(core.state.spaces, 0.0, []).used_bytes == 0
     finally:
         close_core(core)
 
