@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvcairn.testing.driver import POLICIES
+from kvcairn.testing.driver import POLICIES, Policy
 from kvcairn.testing.machine import CacheMachine
 from kvcairn.testing.rig import BelowKind, LinkKind, Setup
 
@@ -37,15 +37,11 @@ def test_machine(number: int, fixed_seed: int) -> None:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("size", "below", "hybrid", "link"), [case for case in CASES if case[1] != "none"])
-def test_machine_long(
-    size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: tuple[str, int], seed: int
-) -> None:
+def test_machine_long(size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: Policy, seed: int) -> None:
     play(size, below, hybrid, link, policy, STEPS // len(CASES), seed)
 
 
-def play(
-    size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: tuple[str, int], steps: int, seed: int
-) -> None:
+def play(size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: Policy, steps: int, seed: int) -> None:
     is_tight = size == "tight"
     chosen = Setup(
         link=link,
@@ -55,6 +51,7 @@ def play(
         below_blocks=24 if is_tight else 1024,
         write_policy=policy[0],
         lower_tiers=policy[1],
+        promotion=policy[2],
     )
 
     class Machine(CacheMachine):

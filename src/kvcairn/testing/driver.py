@@ -34,13 +34,14 @@ FAULTS: Final = (
 
 
 Case = tuple[str, BelowKind, bool, LinkKind]  # size, below, hybrid, link
-Policy = tuple[str, int]  # write policy, number of tiers below memory
+Policy = tuple[str, int, str]  # write policy, number of tiers below memory, promotion
 
 _BELOW: Final[tuple[BelowKind, ...]] = ("none", "dict", "disk")
 _LINKS: Final[tuple[LinkKind, ...]] = ("direct", "loopback")
 POLICIES: Final[tuple[Policy, ...]] = (
-    ("through", 1), ("back", 3), ("selective", 1), ("back", 1), ("through", 3), ("none", 1), ("selective", 3),
-    ("none", 3),
+    ("through", 1, "keep"), ("back", 3, "keep"), ("selective", 1, "bypass"), ("back", 1, "move"),
+    ("through", 3, "bypass"), ("none", 1, "keep"), ("selective", 3, "keep"), ("back", 3, "move"),
+    ("back", 1, "keep"), ("none", 3, "keep"),
 )  # fmt: skip
 _CASES: Final[tuple[Case, ...]] = tuple(
     (size, below, hybrid, link)
@@ -54,12 +55,13 @@ _CASES: Final[tuple[Case, ...]] = tuple(
 def _setup(case: Case, policy: Policy) -> tuple[str, Setup]:
     """Return a cache, and its name."""
     size, below, hybrid, link = case
-    write_policy, lower_tiers = policy
-    tiers = "none" if below == "none" else f"{below}{lower_tiers}-{write_policy}"
+    write_policy, lower_tiers, promotion = policy
+    tiers = "none" if below == "none" else f"{below}{lower_tiers}-{write_policy}-{promotion}"
     memory_blocks, below_blocks = SIZES[size]
     setup = Setup(
         link=link, below=below, hybrid=hybrid, memory_blocks=memory_blocks, below_blocks=below_blocks,
         faults=FAULTS if size == "faulty" else (), write_policy=write_policy, lower_tiers=lower_tiers,
+        promotion=promotion,
     )  # fmt: skip
     return f"{size}-{tiers}-{'hybrid' if hybrid else 'plain'}-{link}", setup
 

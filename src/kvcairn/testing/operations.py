@@ -248,6 +248,21 @@ def clear_tier(table: Table, draw: Draw) -> None:
         table.model.clear(None)
 
 
+def exchange_tier(table: Table, draw: Draw) -> None:
+    """Detach a tier of files from the running cache and add it again, the last one now; what lies there stays."""
+    names = table.rig.setup.lower_names if table.rig.setup.below == "disk" else []
+    if not names:
+        return
+    name, is_drained = names[draw.integer(0, len(names) - 1)], draw.integer(0, 2) > 0
+    table.note("exchange_tier", name, is_drained)
+    table.rig.cache.detach_tier(name, drain=is_drained)
+    assert name not in table.rig.cache.stats().tiers
+    table.rig.cache.add_tier(table.rig.tier_options(name))
+    assert list(table.rig.cache.stats().tiers)[-1] == name
+    table.model.restart()
+    table.model.doubt()
+
+
 def reopen(table: Table, draw: Draw) -> None:
     """Close the cache and open it again: what lies below memory stays, which under some policies is all of it."""
     is_drained = draw.integer(0, 2) > 0
@@ -302,6 +317,7 @@ OPERATIONS: Final = {
     "drain": Operation(drain, 2),
     "clear": Operation(clear, 1),
     "clear_tier": Operation(clear_tier, 1),
+    "exchange_tier": Operation(exchange_tier, 1),
     "reopen": Operation(reopen, 1),
 }
 
