@@ -140,6 +140,12 @@ def bench_disk(path: BenchPath = None, as_json: Json = False) -> None:
     _bench("run_disk", as_json, path)
 
 
+@bench_app.command("hierarchy")
+def bench_hierarchy(as_json: Json = False) -> None:
+    """Store into a full memory tier while the tier below stands still, against the same with it running."""
+    _bench("run_hierarchy", as_json)
+
+
 @app.command("ls")
 def list_folder(path: Path, as_json: Json = False) -> None:
     """List the spaces in the folder of a disk tier: blocks, bytes, age. Its owner may be running."""

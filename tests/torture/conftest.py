@@ -39,3 +39,19 @@ def make_rig(tmp_path: Path) -> Iterator[MakeRig]:
             return stack.enter_context(Rig(Setup(**options), place))
 
         yield make
+
+
+HIERARCHIES: list[dict[str, Any]] = [
+    {"write_policy": "back"},
+    {"write_policy": "selective", "promotion": "bypass"},
+    {"write_policy": "none"},
+    {"lower_tiers": 3},
+    {"write_policy": "back", "lower_tiers": 3, "promotion": "move"},
+]
+
+
+@pytest.fixture(params=HIERARCHIES, ids=lambda each: "-".join(map(str, each.values())))
+def hierarchy(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Options of `Setup` for the tiers below memory: one or three, under each write policy."""
+    chosen: dict[str, Any] = request.param
+    return {"below": "dict", **chosen}

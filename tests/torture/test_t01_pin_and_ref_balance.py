@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from kvcairn.testing.blocks import Blocks, assert_idle
-from kvcairn.testing.rig import BelowKind, LinkKind
+from kvcairn.testing.rig import BelowKind, LinkKind, Rig
 from tests.torture.support import MakeRig
 
 POOL, OPERATIONS = 64, 5_000
@@ -65,10 +66,17 @@ REQUESTS = [
 
 
 def test_pin_and_ref_balance(make_rig: MakeRig, link: LinkKind, below: BelowKind, seed: int) -> None:
-    rig = make_rig(link=link, below=below, memory_blocks=POOL, below_blocks=2 * POOL)
+    play(make_rig(link=link, below=below, memory_blocks=POOL, below_blocks=2 * POOL), OPERATIONS, seed)
+
+
+def test_pin_and_ref_balance_over_the_policies(make_rig: MakeRig, hierarchy: dict[str, Any], seed: int) -> None:
+    play(make_rig(memory_blocks=POOL, below_blocks=2 * POOL, **hierarchy), OPERATIONS // 5, seed)
+
+
+def play(rig: Rig, operations: int, seed: int) -> None:
     blocks, draw = Blocks(rig), random.Random(seed)
     prompts = [blocks.keys(prompt, 8) for prompt in range(20)]
-    for _ in range(OPERATIONS):
+    for _ in range(operations):
         draw.choice(REQUESTS)(blocks, draw.choice(prompts), draw.choice(prompts), draw)
         stats = rig.cache.stats()
         assert min(tier.leased_bytes for tier in stats.tiers.values()) >= 0
@@ -76,4 +84,5 @@ def test_pin_and_ref_balance(make_rig: MakeRig, link: LinkKind, below: BelowKind
     fresh = [blocks.keys(100 + prompt, 8) for prompt in range(POOL // 8)]
     for keys in fresh:
         assert all(blocks.put(keys))
+        assert rig.cache.drain(timeout_s=60)  # a block that is being written stays until it is
     assert [blocks.space.lookup(keys).by_tier for keys in fresh] == [{"memory": 8}] * len(fresh)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from kvcairn.testing.blocks import Blocks, assert_idle
 from kvcairn.testing.rig import BelowKind, LinkKind
-from kvcairn.types import Hints, MissReason
+from kvcairn.types import CopyState, Hints, MissReason
 from tests.torture.support import MakeRig
 
 
@@ -31,6 +32,44 @@ def test_store_beside_pinned_blocks(make_rig: MakeRig, link: LinkKind, below: Be
     lease.release()
     assert blocks.put(more) == [True]
     assert blocks.read(more) == 1
+    assert_idle(rig)
+
+
+def test_store_beside_pinned_blocks_over_the_policies(make_rig: MakeRig, hierarchy: dict[str, Any]) -> None:
+    rig = make_rig(memory_blocks=4, below_blocks=4, **hierarchy)
+    blocks = Blocks(rig)
+    keys, more = blocks.keys(1, 4), blocks.keys(2, 1)
+    blocks.put(keys)
+    assert rig.cache.drain(timeout_s=60)
+    lease = blocks.space.acquire(keys)
+    began = time.process_time()
+    assert blocks.put(more) == [False]
+    assert time.process_time() - began <= 0.5
+    lease.release()
+    assert blocks.put(more) == [True]
+    assert blocks.read(more) == 1
+    assert_idle(rig)
+
+
+def test_a_demotion_that_finds_no_room_is_counted(make_rig: MakeRig) -> None:
+    rig = make_rig(below="dict", memory_blocks=8, below_blocks=4, write_policy="back")
+    blocks = Blocks(rig)
+    held = blocks.keys(1, 4)
+    blocks.put(held)
+    blocks.put(blocks.keys(2, 4))
+    rig.cache.drain()
+    rig.write_back()
+    below = rig.core.state.levels[1].residency
+    below.policy.touch(below.copies[0].state.nonzero()[0], 0.0)
+    for copies in below.copies:
+        copies.busy[copies.state == int(CopyState.READY)] += 1  # as if a reader hung on each
+    for prompt in range(3, 12):
+        assert all(blocks.put(blocks.keys(prompt, 2), deadline_s=0))
+        rig.step(20)
+    assert rig.cache.stats().tiers["disk"].writes_dropped["no_room"] > 0
+    for copies in below.copies:
+        copies.busy[copies.state == int(CopyState.READY)] -= 1
+    rig.clock.advance(10.0)
     assert_idle(rig)
 
 

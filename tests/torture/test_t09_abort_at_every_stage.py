@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,21 @@ def test_abort(
     assert all(blocks.put(keys))
     if below == "disk":
         rig.reopen()
+    abort(rig, blocks, keys)
+    all_slots_are_free_and_distinct(rig, blocks)
+
+
+@pytest.mark.parametrize("abort", [cancel_half_way, close_when_queued, forget_while_leased, clear_while_reserved])
+def test_abort_over_the_policies(
+    make_rig: MakeRig, hierarchy: dict[str, Any], abort: Callable[[Rig, Blocks, list[bytes]], None]
+) -> None:
+    rig = make_rig(memory_blocks=POOL, below_blocks=POOL, **hierarchy)
+    blocks = Blocks(rig)
+    keys = blocks.keys(1, 8)
+    assert all(blocks.put(keys))
+    rig.reopen()
+    for prompt in range(2, 8):  # so that blocks are on their way between the tiers
+        blocks.put(blocks.keys(prompt, 8), deadline_s=0)
     abort(rig, blocks, keys)
     all_slots_are_free_and_distinct(rig, blocks)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvcairn.testing.blocks import Blocks, assert_idle
@@ -34,6 +36,52 @@ def test_round_two_hits(make_rig: MakeRig, link: LinkKind, threads: bool) -> Non
     assert hits >= 0.95 * DEMAND
     stats = assert_idle(rig)
     assert sum(stats.hits_by_tier.values()) == hits
+
+
+@pytest.mark.parametrize("write_policy", ["through", "back"])
+@pytest.mark.parametrize("lower_tiers", [1, 3])
+def test_round_two_hits_over_the_policies(make_rig: MakeRig, write_policy: str, lower_tiers: int) -> None:
+    rig = make_rig(
+        below="dict", memory_blocks=DEMAND // 4, below_blocks=2 * DEMAND, write_policy=write_policy,
+        lower_tiers=lower_tiers,
+    )  # fmt: skip
+    blocks = Blocks(rig)
+    prompts = [blocks.keys(prompt, BLOCKS) for prompt in range(PROMPTS)]
+    for keys in prompts:
+        assert all(blocks.put(keys))
+        assert rig.cache.drain(timeout_s=60)
+    assert_idle(rig)
+    rig.reopen()
+    assert sum(blocks.read(keys, deadline_s=60.0) for keys in prompts) >= 0.95 * DEMAND
+    assert_idle(rig)
+
+
+def test_a_prompt_that_came_twice_is_there_under_selective(make_rig: MakeRig) -> None:
+    rig = make_rig(below="dict", memory_blocks=DEMAND // 4, below_blocks=2 * DEMAND, write_policy="selective")
+    blocks = Blocks(rig)
+    prompts = [blocks.keys(prompt, BLOCKS) for prompt in range(PROMPTS)]
+    for number, keys in enumerate(prompts):
+        assert all(blocks.put(keys))
+        if number % 2:
+            assert blocks.read(keys) == BLOCKS
+        assert rig.cache.drain(timeout_s=60)
+    rig.reopen()
+    assert [blocks.space.contains(keys) for keys in prompts] == [0, BLOCKS] * (PROMPTS // 2)
+    assert_idle(rig)
+
+
+def test_reasons_add_up_over_the_policies(make_rig: MakeRig, hierarchy: dict[str, Any]) -> None:
+    rig = make_rig(memory_blocks=16, below_blocks=24, **hierarchy)
+    blocks = Blocks(rig)
+    for turn in range(60):
+        keys = blocks.keys(turn * 7 % 11, BLOCKS)
+        blocks.read(keys, deadline_s=1.0)
+        blocks.put(keys)
+        rig.step(2)
+    stats = assert_idle(rig)
+    assert stats.blocks_asked == 60 * BLOCKS
+    assert set(stats.hits_by_tier) <= set(stats.tiers)
+    assert stats.misses_by_reason.get("unknown", 0) == 0
 
 
 def test_a_miss_evicts_nothing(make_rig: MakeRig, link: LinkKind, below: BelowKind) -> None:

@@ -2,7 +2,8 @@
 
 from kvcairn.bench.disk import run_disk
 from kvcairn.bench.figures import Figure
+from kvcairn.bench.hierarchy import run_hierarchy
 from kvcairn.bench.lookup import run_lookup
 from kvcairn.bench.memory import run_memory
 
-__all__ = ["Figure", "run_disk", "run_lookup", "run_memory"]
+__all__ = ["Figure", "run_disk", "run_hierarchy", "run_lookup", "run_memory"]

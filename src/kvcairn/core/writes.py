@@ -72,8 +72,9 @@ class WritesDown:
         """Queue rows that are no chain, such as what is about to leave a faster tier, each with its ancestors."""
         if self._level.breaker.is_open(self._state.now()):
             return
-        for row in rows.tolist():
-            self._want(np.concatenate([self._lacking_above(row), np.array([row], dtype=np.intp)]))
+        for row, serial in zip(rows.tolist(), self._state.tree.nodes.serial[rows].tolist(), strict=True):
+            if (row, serial) not in self._queued and not self._is_put_off(row):
+                self._want(np.concatenate([self._lacking_above(row), np.array([row], dtype=np.intp)]))
         self.pump()
 
     def lost(self, rows: Rows, reason: str) -> None:
