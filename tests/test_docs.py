@@ -454,5 +454,5 @@ def test_not_there_yet() -> None:
         assert f"kvcairn {name}" not in set(leaves(COMMAND))
     with pytest.raises(kv.UnsupportedError):
         kv.Cache.connect("unix:/run/kvcairn.sock")
-    for engine in ("vllm", "sglang"):
+    for engine in ("vllm",):
         assert importlib.util.find_spec(f"kvcairn.adapters.{engine}") is None
