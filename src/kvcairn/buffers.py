@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
+import mmap
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +12,18 @@ import numpy.typing as npt
 from kvcairn import copying
 from kvcairn import requests as rq
 from kvcairn.errors import LayoutError
-from kvcairn.memory.lease import Frame, Lease
-from kvcairn.requests import Region
+from kvcairn.memory.lease import Frame, Lease, Reservation
+from kvcairn.memory.slots import round_up
 from kvcairn.transfer.job import CopyJob
 from kvcairn.types import Completion, JobState
 
 Buffers = tuple[npt.ArrayLike, npt.ArrayLike]
 """(addresses, sizes): arrays of shape (blocks,) or (blocks, regions), in bytes of this process."""
 
-Bytes = npt.NDArray[np.uint8]
-READ_BLOCKS = 64  # of one direct read
+Addresses = npt.NDArray[np.uint64]
+READ_BYTES = 16 << 20  # of one read, or one block
+READ_BLOCKS = 64
+READS = 4  # at a time
 
 
 class Regions:
@@ -52,48 +55,76 @@ class Regions:
             raise LayoutError(f"the regions of each of {blocks} blocks must add up to {wanted} bytes")
         self._addresses, self._sizes, self._part_bytes = addresses, sizes, part_bytes
 
-    def rows(self, start: int, end: int) -> list[list[Region]]:
-        """Return the regions of blocks [start, end), as requests carry them."""
-        pairs = zip(self._addresses[start:end].tolist(), self._sizes[start:end].tolist(), strict=True)
-        return [[Region(a, n) for a, n in zip(addresses, sizes, strict=True)] for addresses, sizes in pairs]
+    def copy_in(self, start: int, count: int, bases: Sequence[Addresses]) -> None:
+        """Fill the regions of `count` blocks, from number `start` on.
 
-    def fill(self, start: int, lease: Lease, arena: memoryview) -> None:
-        """Copy leased blocks out, from number `start` on; groups that their prefix does not need stay as they are."""
-        pieces: list[tuple[int, int, int]] = []
-        begin, base = 0, copying.address_of(arena)
-        for group, nbytes in enumerate(self._part_bytes):
-            for number, offset in enumerate(lease.offsets(group).tolist(), start):
-                source = base + offset
-                for address, size in self._spans(number, begin, begin + nbytes) if offset >= 0 else ():
-                    pieces.append((address, source, size))
-                    source += size
-            begin += nbytes
-        copying.copy(*copying.moves(pieces), copying.THREADS)
+        Args:
+            start: number of the first block.
+            count: how many.
+            bases: for each group the address of each block's part; 0 where there is none: its bytes stay as they are.
+        """
+        targets, sources, sizes = self._moves(np.arange(start, start + count), bases)
+        copying.copy(targets, sources, sizes, copying.THREADS)
 
-    def gather(self, number: int) -> Bytes:
-        """Return the bytes of one block in one piece, without a copy where its region is one."""
-        views = self._views(number, 0, sum(self._part_bytes))
-        return views[0] if len(views) == 1 else np.concatenate(views)
+    def copy_out(self, numbers: Sequence[int], bases: Sequence[Addresses]) -> None:
+        """Copy the regions of those blocks to the parts that begin at `bases`, as in `copy_in`."""
+        sources, targets, sizes = self._moves(np.array(numbers, dtype=np.intp), bases)
+        copying.copy(targets, sources, sizes, copying.THREADS)
 
-    def _views(self, number: int, begin: int, end: int) -> list[Bytes]:
-        """Return the memory that bytes [begin, end) of a block lie in."""
-        return [
-            np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
-            for address, nbytes in self._spans(number, begin, end)
-        ]
+    def _moves(self, numbers: npt.NDArray[np.intp], bases: Sequence[Addresses]) -> copying.Moves:
+        """Return addresses in the regions, addresses in the parts, and sizes, of all pieces that lie in one of each."""
+        addresses, sizes = self._addresses[numbers], self._sizes[numbers]
+        ends = np.cumsum(sizes, axis=1)
+        begins = ends - sizes
+        regions, parts, pieces = [], [], []
+        low = 0
+        for nbytes, base in zip(self._part_bytes, bases, strict=True):
+            first, last = np.maximum(begins, low), np.minimum(ends, low + nbytes)
+            there = (first < last) & (base != 0)[:, None]
+            regions.append((addresses + (first - begins).astype(np.uint64))[there])
+            parts.append((base[:, None] + (first - low).astype(np.uint64))[there])
+            pieces.append((last - first)[there])
+            low += nbytes
+        return np.concatenate(regions), np.concatenate(parts), np.concatenate(pieces)
 
-    def _spans(self, number: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield (address, size) of the memory that bytes [begin, end) of a block lie in."""
-        at = 0
-        for address, nbytes in zip(self._addresses[number].tolist(), self._sizes[number].tolist(), strict=True):
-            low, high = max(at, begin), min(at + nbytes, end)
-            if low < high:
-                yield address + low - at, high - low
-            at += nbytes
+
+def addresses_of(slots: Lease | Reservation, groups: int, arena: memoryview) -> list[Addresses]:
+    """Return for each group where the part of each block lies; 0 where it has none."""
+    begin = copying.address_of(arena)
+    offsets = [slots.offsets(group) for group in range(groups)]
+    return [np.where(each >= 0, each + begin, 0).astype(np.uint64) for each in offsets]
+
+
+class StoreFrom:
+    """The work of one `store_from`: bytes go from the regions to the slots that `put` reserves, and are published."""
+
+    def __init__(
+        self,
+        frame: Frame,
+        put: Callable[[Callable[[Reservation], None]], list[bool]],
+        chain: list[bytes],
+        regions: Regions,
+    ) -> None:
+        """Be ready to store `chain` from `regions`."""
+        self._frame, self._put, self._regions = frame, put, regions
+        self._numbers = {key: number for number, key in enumerate(chain)}
+
+    def __call__(self, job: CopyJob) -> None:
+        """Store what is absent, as far as there is room."""
+        job.ok[:] = self._put(self._fill)
+
+    def _fill(self, slots: Reservation) -> None:
+        bases = addresses_of(slots, len(self._frame.part_bytes), self._frame.link.arena)
+        self._regions.copy_out([self._numbers[key] for key in slots.keys], bases)
+        slots.commit()
 
 
 class LoadInto:
-    """The work of one `load_into`: out of memory what is there, straight from slower tiers what is not."""
+    """The work of one `load_into`: out of memory what is there, from slower tiers what is not.
+
+    A tier that hangs may write to what it was given until its call returns, however late. So tiers read into memory
+    of ours, several calls at a time, and what has come in time is copied from there.
+    """
 
     def __init__(
         self,
@@ -106,54 +137,111 @@ class LoadInto:
         """Be ready to load `chain` into `regions`; `lease` acquires."""
         self._frame, self._lease, self._chain, self._regions = frame, lease, chain, regions
         self._until_s = until_s
-        self._left: ReadEnd | None = None  # a read that goes on behind the deadline
+        block_bytes = sum(frame.part_bytes)
+        self._read_blocks = max(1, min(READ_BLOCKS, READ_BYTES // max(1, block_bytes), -(-len(chain) // READS)))
+        self._free: list[Slab] = []
 
     def __call__(self, job: CopyJob) -> Completion | None:
         """Load until all is there, nothing more can be had, or the deadline.
 
-        Returns what has to end before the buffers are free, if anything.
+        Returns the reads that go on behind it, if any.
         """
-        until_s, done = self._until_s, 0
+        done = 0
+        late = Late()
         while done < len(self._chain) and not job.is_cancelled:
             here = self._copy_out(done)
-            if not here and self._frame.link.now() < until_s:
-                here = self._read_out(done, until_s)
+            if not here and self._frame.link.now() < self._until_s:
+                here = self._read_out(job, done, late)
             if not here:
                 self._lease(rq.Acquire(self._frame.space, self._chain, done), 0.0).release()  # counts what is missed
                 break
             job.ok[done : done + here] = [True] * here
             done += here
-        return self._left
+        return late if late.reads else None
 
     def _copy_out(self, start: int) -> int:
         """Copy the run that is in memory; return its length."""
         with self._lease(rq.Acquire(self._frame.space, self._chain, start, counts_rest=False), 0.0) as lease:
-            self._regions.fill(start, lease, self._frame.link.arena)
+            if lease.count:
+                bases = addresses_of(lease, len(self._frame.part_bytes), self._frame.link.arena)
+                self._regions.copy_in(start, lease.count, bases)
             return lease.count
 
-    def _read_out(self, start: int, until_s: float) -> int:
-        """Have the next blocks, which lie on slower tiers, read straight into the buffers; return how many were."""
+    def _read_out(self, job: CopyJob, start: int, late: Late) -> int:
+        """Copy the run that lies on slower tiers; return how much of it came in time."""
         link = self._frame.link
-        end = start + READ_BLOCKS
-        request = rq.ReadInto(self._frame.space, self._chain[:end], start, None, self._regions.rows(start, end))
-        read = ReadEnd(self._frame, link.call(request))
-        if not link.wait(read.query, until_s - link.now()):
+        reads: deque[SlabRead] = deque()
+        begin = done = start
+        end = len(self._chain)
+        while True:
+            while begin < end and len(reads) < READS and not job.is_cancelled:
+                read = self._start(begin)
+                reads.append(read)
+                begin += read.status.total
+                if read.status.total < read.wanted:
+                    end = begin  # what follows is in memory, or nowhere
+            if not reads:
+                return done - start
+            if not link.wait(reads[0].query, self._until_s - link.now()):
+                break
+            read = reads.popleft()
+            count = read.status.ready
+            self._regions.copy_in(done, count, read.slab.bases(count, self._frame.part_bytes))
+            self._free.append(read.slab)
+            done += count
+            if count < read.status.total:
+                end = begin = len(self._chain)  # the others are behind a hole
+                break
+        for read in reads:
             link.call(rq.ReadCancel(read.status.job))
-        if not read.query():  # a call that runs may write to the buffers until it returns
-            self._left = read
-            return 0
-        return read.status.ready
+        late.reads += [read for read in reads if not read.query()]
+        return done - start
+
+    def _start(self, begin: int) -> SlabRead:
+        """Start to read the next blocks."""
+        chain = self._chain[begin : begin + self._read_blocks]
+        slab = self._free.pop() if self._free else Slab(self._read_blocks, sum(self._frame.part_bytes))
+        request = rq.ReadInto(self._frame.space, chain, 0, None, slab.addresses[: len(chain)])
+        return SlabRead(self._frame, self._frame.link.call(request), slab, len(chain))
 
 
-class ReadEnd:
-    """The end of one direct read."""
+class Slab:
+    """Memory for some whole blocks, each on a page of its own."""
 
-    def __init__(self, frame: Frame, status: rq.JobStatus) -> None:
-        """Wait for the read that this status is of."""
-        self._link, self.status = frame.link, status
+    def __init__(self, blocks: int, block_bytes: int) -> None:
+        """Map it; the pages come when they are first written."""
+        step = round_up(block_bytes)
+        self._memory = mmap.mmap(-1, max(1, blocks * step))
+        begin = copying.address_of(memoryview(self._memory))
+        self.addresses = [begin + number * step for number in range(blocks)]
+
+    def bases(self, count: int, part_bytes: Sequence[int]) -> list[Addresses]:
+        """Return for each group where the parts of the first blocks lie."""
+        first = np.array(self.addresses[:count], dtype=np.uint64)
+        return [first + np.uint64(sum(part_bytes[:group])) for group in range(len(part_bytes))]
+
+
+class SlabRead:
+    """One read into a slab."""
+
+    def __init__(self, frame: Frame, status: rq.JobStatus, slab: Slab, wanted: int) -> None:
+        """Follow the read that this status is of."""
+        self._link, self.status, self.slab, self.wanted = frame.link, status, slab, wanted
 
     def query(self) -> bool:
-        """Return whether no tier can touch the buffers any more."""
+        """Return whether no tier can touch the slab any more."""
         if self.status.state is JobState.LOADING:
             self.status = self._link.call(rq.ReadStatus(self.status.job))
         return self.status.state is not JobState.LOADING
+
+
+class Late:
+    """Reads that nobody waits for any more; their slabs are kept until they have ended."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.reads: list[SlabRead] = []
+
+    def query(self) -> bool:
+        """Return whether all have ended."""
+        return all(read.query() for read in self.reads)

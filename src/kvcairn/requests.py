@@ -118,20 +118,13 @@ class JobClose(Request, frozen=True):
     job: int
 
 
-class Region(msgspec.Struct, frozen=True, array_like=True):
-    """Memory of the client."""
-
-    address: int
-    nbytes: int
-
-
 class ReadInto(Chain, frozen=True):
-    """Read the leading blocks of `keys[start:]` that are on slower tiers only into regions of the client.
+    """Read the leading blocks of `keys[start:]` that are on slower tiers only, each to its address.
 
     Only for a core in the client's own process. Counts what was read, not what was not.
     """
 
-    regions: list[list[Region]] = []
+    addresses: list[int] = []
 
 
 class ReadStatus(Request, frozen=True):
@@ -141,7 +134,7 @@ class ReadStatus(Request, frozen=True):
 
 
 class ReadCancel(Request, frozen=True):
-    """Take back what of a direct read has not begun."""
+    """Take back what of a direct read has not begun, and count none of it."""
 
     read: int
 

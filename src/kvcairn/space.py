@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcairn import requests as rq
-from kvcairn.buffers import Buffers, LoadInto, Regions
+from kvcairn.buffers import Buffers, LoadInto, Regions, StoreFrom
 from kvcairn.config import PrefetchOptions
 from kvcairn.errors import LayoutError
 from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
@@ -180,21 +180,8 @@ class Space:
         for number, view in enumerate(views.values()):
             if view.nbytes != self.block_bytes:
                 raise LayoutError(f"block {number} has {view.nbytes} bytes, blocks here have {self.block_bytes}")
-        link = self._frame.link
-        until_s = link.now() + seconds(deadline_s)
-        while True:
-            seen = link.version()
-            with self.reserve(chain, parent=parent) as slots:
-                if slots.keys or slots.reason is None:  # where all is there already, this counts as a sight of it
-                    slots.commit_blocks([views[key] for key in slots.keys])
-            if slots.is_final or (slots.reason is None and not slots.in_flight):
-                break
-            if slots.keys and slots.reason is not None:
-                continue  # what was just stored may make room
-            if not self._has_changed(seen + 1, until_s):  # the end of the reservation was a change of our own
-                break
-        flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
-        return flags.flags
+        until_s = self._frame.link.now() + seconds(deadline_s)
+        return self._put(chain, until_s, parent, lambda slots: slots.commit_blocks([views[key] for key in slots.keys]))
 
     def get(self, keys: Sequence[bytes], deadline_s: float = 1.0, parent: Parent = None) -> list[bytes]:
         """Return the bytes of the longest run that can be had by the deadline; shorter than `keys` after a miss."""
@@ -211,8 +198,8 @@ class Space:
     def load_into(self, keys: Sequence[bytes], buffers: Buffers, deadline_s: float = 1.0) -> CopyJob:
         """Copy blocks into buffers of this process, on a transfer thread; `job.ok` says for each key whether it was.
 
-        What is not in memory is read from its tier straight into the buffers and takes no room in memory. Regions of
-        one block are filled in order with its bytes. The buffers belong to the job until it has ended.
+        What is not in memory is read from its tier, in several calls at a time, and takes no slot. Regions of a block
+        are filled in order. The buffers belong to the job until it has ended: soon after its deadline at the latest.
 
         Raises:
             LayoutError: the regions of a block do not add up to `block_bytes`.
@@ -238,11 +225,10 @@ class Space:
 
         until_s = self._frame.link.now() + seconds(deadline_s)
 
-        def work(job: CopyJob) -> None:
-            left_s = until_s - self._frame.link.now()
-            job.ok[:] = self.put(chain, [regions.gather(block) for block in range(len(chain))], left_s, parent)
+        def put(fill: Callable[[Reservation], None]) -> list[bool]:
+            return self._put(chain, until_s, parent, fill)
 
-        return CopyJob(self._frame, len(chain), work)
+        return CopyJob(self._frame, len(chain), StoreFrom(self._frame, put, chain, regions))
 
     def contains(self, keys: Sequence[bytes]) -> int:
         """Return the length of the leading run that is readable somewhere, by exact key."""
@@ -294,6 +280,25 @@ class Space:
             if damaged is None:
                 return Lease(self._frame, leased)
             link.call(rq.Damaged(leased.lease, damaged))
+
+    def _put(
+        self, chain: list[bytes], until_s: float, parent: Parent, fill: Callable[[Reservation], None]
+    ) -> list[bool]:
+        """Store what is absent, again and again while room may come; `fill` writes slots and commits them."""
+        link = self._frame.link
+        while True:
+            seen = link.version()
+            with self.reserve(chain, parent=parent) as slots:
+                if slots.keys or slots.reason is None:  # where all is there already, this counts as a sight of it
+                    fill(slots)
+            if slots.is_final or (slots.reason is None and not slots.in_flight):
+                break
+            if slots.keys and slots.reason is not None:
+                continue  # what was just stored may make room
+            if not self._has_changed(seen + 1, until_s):  # the end of the reservation was a change of our own
+                break
+        flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
+        return flags.flags
 
     def _has_changed(self, version: int, until_s: float) -> bool:
         """Wait until the cache is beyond `version`; False at the deadline."""

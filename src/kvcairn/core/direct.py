@@ -1,4 +1,4 @@
-"""Reads from a slower tier straight into a client's buffers: nothing comes to lie in memory."""
+"""Reads from a slower tier into memory of a client in this process: nothing takes a slot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kvcairn import copying
 from kvcairn.core.drops import Drops
 from kvcairn.core.hung import HungCall
 from kvcairn.core.level import Level, submit
@@ -18,7 +17,7 @@ from kvcairn.core.state import State
 from kvcairn.core.walk import Levels, renumber
 from kvcairn.errors import TierError
 from kvcairn.index.arrays import Rows
-from kvcairn.requests import JobStatus, ReadInto, Region
+from kvcairn.requests import JobStatus, ReadInto
 from kvcairn.tiers.base import BlockRef, Outcome, Read
 from kvcairn.transfer.task import Task, TaskState
 from kvcairn.types import JobState, MissReason
@@ -28,19 +27,13 @@ READ_PRIORITY = 0
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One copy on its way: read into `out`, which is one of the client's regions, or spread over them afterwards."""
+    """One copy on its way: read into `out`, which is the client's."""
 
     block: int
     group: int
     row: int
     level: Level
-    regions: list[Region]
     out: memoryview
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether `out` is memory of ours."""
-        return len(self.regions) != 1
 
 
 @dataclass(slots=True, eq=False)
@@ -54,12 +47,13 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class DirectRead:
-    """The reads of one call. It has ended when no tier can touch the buffers any more."""
+    """The reads of one call. It has ended when no tier can touch the memory any more."""
 
     space: SpaceInfo
     levels: Levels  # by block: number of the tier that it comes from, plus one
     ok: list[bool]
-    tasks: dict[int, Call] = field(default_factory=dict)  # those that may still touch the buffers
+    tasks: dict[int, Call] = field(default_factory=dict)  # those that may still touch the memory
+    is_wanted: bool = True  # else nothing of it counts as a hit
 
 
 class DirectReads:
@@ -94,7 +88,8 @@ class DirectReads:
         if read.tasks:
             return JobStatus(number, JobState.LOADING, 0, len(read.ok))
         del self._open[number]
-        self._state.count(good, read.levels[:good], None)
+        if read.is_wanted:
+            self._state.count(good, read.levels[:good], None)
         return JobStatus(number, JobState.READY, good, len(read.ok), None, read.ok)
 
     def renumber(self, gone: int) -> None:
@@ -106,6 +101,8 @@ class DirectReads:
         """Take reads back that have not begun."""
         read = self._open.get(number)
         for call in list(read.tasks.values()) if read else []:
+            if read is not None:
+                read.is_wanted = False
             if read is not None and self._state.executor.cancel(call.task):
                 failed = TierError(call.task.tier, "read", "cancelled")
                 self._end(read, call.task, call.parts, [failed] * len(call.parts))
@@ -114,12 +111,12 @@ class DirectReads:
         """Say what is read from which tier."""
         parts: dict[Level, list[Part]] = {}
         for block in range(len(read.ok)):
-            begin = 0
+            begin = request.addresses[block]
             for group, nbytes in read.space.part_bytes.items():
                 level = self._state.levels[int(usable[group][block]) - 1]
-                regions = span(request.regions[block], begin, begin + nbytes)
-                out = memory_at(regions[0]) if len(regions) == 1 else memoryview(bytearray(nbytes))
-                parts.setdefault(level, []).append(Part(block, group, int(rows[block]), level, regions, out))
+                parts.setdefault(level, []).append(
+                    Part(block, group, int(rows[block]), level, memory_at(begin, nbytes))
+                )
                 begin += nbytes
         return parts
 
@@ -137,11 +134,7 @@ class DirectReads:
             reads.append(Read(block, level.slot(int(copies.slot[part.row])), part.out, wanted))
 
         def run() -> Any:
-            outcomes = verified(reads, tier.read(reads))
-            for part in parts:
-                if part.is_spread:
-                    spread(part.out, part.regions)
-            return outcomes
+            return verified(reads, tier.read(reads))
 
         hung = HungCall(self._state)
         task = Task(
@@ -168,7 +161,7 @@ class DirectReads:
             self._state.notify()
 
     def _end(self, read: DirectRead, task: Task, parts: list[Part], outcomes: list[Outcome]) -> None:
-        """A task has its outcomes; the buffers are free unless it was given up and its call still runs."""
+        """A task has its outcomes; the memory is free unless it was given up and its call still runs."""
         call = read.tasks[id(task)]
         parts[0].level.tasks -= 1
         for part, outcome in zip(parts, outcomes, strict=True):
@@ -184,26 +177,6 @@ class DirectReads:
             del read.tasks[id(task)]
 
 
-def span(regions: list[Region], begin: int, end: int) -> list[Region]:
-    """Return the regions that bytes [begin, end) of a block go to."""
-    found, at = [], 0
-    for region in regions:
-        low, high = max(at, begin), min(at + region.nbytes, end)
-        if low < high:
-            found.append(Region(region.address + low - at, high - low))
-        at += region.nbytes
-    return found
-
-
-def memory_at(region: Region) -> memoryview:
+def memory_at(address: int, nbytes: int) -> memoryview:
     """Return memory of this process as writable bytes. The caller vouches for the address."""
-    return memoryview((ctypes.c_uint8 * region.nbytes).from_address(region.address)).cast("B")
-
-
-def spread(source: memoryview, regions: list[Region]) -> None:
-    """Copy bytes over regions, in order, without holding the GIL."""
-    begin, pieces = copying.address_of(source), []
-    for region in regions:
-        pieces.append((region.address, begin, region.nbytes))
-        begin += region.nbytes
-    copying.copy(*copying.moves(pieces), copying.THREADS)
+    return memoryview((ctypes.c_uint8 * nbytes).from_address(address)).cast("B")

@@ -122,7 +122,7 @@ class CopyJob:
     """
 
     def __init__(self, frame: Frame, keys: int, work: Callable[[CopyJob], Completion | None]) -> None:
-        """Start `work`, which sets `ok`, looks at `is_cancelled`, and returns what else the buffers wait for."""
+        """Start `work`, which sets `ok`, looks at `is_cancelled`, and returns what is kept until it has ended."""
         self._frame = frame
         self.ok: list[bool] = [False] * keys
         self.is_cancelled = False
@@ -165,14 +165,13 @@ class CopyJob:
         except KVCairnError as error:
             self._fail(str(error))
             return
+        self._end()
         if left is None:
-            self._end()
             return
         try:
-            self._frame.link.when(left, self._end)
-        except ClosedError:  # nobody polls any more, and the buffers must not be given back before
+            self._frame.link.when(left, lambda: None)
+        except ClosedError:  # nobody polls any more; this thread is what keeps it
             self._frame.link.wait(left.query, None)
-            self._end()
 
     def _fail(self, why: str) -> None:
         self.error = why

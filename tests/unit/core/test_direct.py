@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from kvcairn import buffers
 from kvcairn import requests as rq
 from kvcairn.buffers import Buffers
-from kvcairn.core.direct import memory_at, span, spread
-from kvcairn.requests import Region
 from kvcairn.testing.blocks import Blocks, assert_idle
 from kvcairn.testing.faulty import Fault, FaultKind
 from kvcairn.testing.rig import Rig
@@ -51,26 +49,7 @@ def below_only(rig: Rig, blocks: int, prompt: int = 1) -> tuple[Blocks, list[byt
 
 
 def read_into(blocks: Blocks, keys: list[bytes], target: Target) -> rq.ReadInto:
-    addresses, sizes = (np.asarray(each).tolist() for each in target.buffers)
-    regions = [[Region(a, n) for a, n in zip(*pair, strict=True)] for pair in zip(addresses, sizes, strict=True)]
-    return rq.ReadInto(blocks.space.frame.space, keys, 0, None, regions)
-
-
-def test_a_part_of_a_block_goes_to_the_regions_it_overlaps() -> None:
-    regions = [Region(1000, 10), Region(5000, 0), Region(2000, 5), Region(3000, 20)]
-    assert span(regions, 0, 35) == [regions[0], regions[2], regions[3]]
-    assert span(regions, 4, 12) == [Region(1004, 6), Region(2000, 2)]
-    assert span(regions, 10, 15) == [Region(2000, 5)]
-    assert span(regions, 7, 7) == []
-
-
-def test_bytes_are_spread_in_order() -> None:
-    target = Target(1, 3, 1, 4)
-    addresses, sizes = (np.asarray(each).tolist() for each in target.buffers)
-    regions = [Region(a, n) for a, n in zip(addresses[0], sizes[0], strict=True)]
-    spread(memoryview(b"abcdefgh"), regions)
-    assert target.content(0) == b"abcdefgh"
-    assert bytes(memory_at(regions[2])) == b"efgh"
+    return rq.ReadInto(blocks.space.frame.space, keys, 0, None, [block[0].ctypes.data for block in target.memory])
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -147,30 +126,50 @@ def test_nothing_below_is_nothing_to_read(make_rig: MakeRig) -> None:
     assert_idle(rig)
 
 
-def test_buffers_belong_to_the_job_while_the_tier_may_write_to_them(make_rig: MakeRig) -> None:
-    """Closing the cache does not end the job under a read that still runs."""
+def test_many_reads_at_a_time_arrive_in_order(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "READ_BLOCKS", 2)
+    rig = make_rig(below="dict", threads=True)
+    blocks, keys = below_only(rig, 11)
+    assert rig.faulty is not None
+    rig.faulty.faults = (Fault(kind=FaultKind.DELAY, ops=frozenset(["read"]), delay_s=0.01, rate=0.5),)
+    target = Target(11, 64, blocks.space.block_bytes - 64)
+    job = blocks.space.load_into(keys, target.buffers, LONG_S)
+    assert job.wait(LONG_S)
+    assert job.ok == [True] * 11
+    assert [target.content(i) for i in range(11)] == [blocks.content(key) for key in keys]
+    assert rig.faulty.calls["read"] == 6
+    assert assert_idle(rig).hits_by_tier == {"disk": 11}
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_job_ends_in_time_and_a_tier_that_hangs_never_writes_to_its_buffers(make_rig: MakeRig, closes: bool) -> None:
     rig = make_rig(below="dict", threads=True)
     blocks, keys = below_only(rig, 2)
     assert rig.faulty is not None
     rig.faulty.faults = (Fault(kind=FaultKind.HANG, ops=frozenset(["read"])),)
-    target = Target(2, blocks.space.block_bytes)
-    job = blocks.space.load_into(keys, target.buffers, LONG_S)
-    read, ended_before = rig.faulty.inner.read, list[bool]()
+    nbytes = blocks.space.block_bytes
+    target = Target(2, nbytes)
+    job = blocks.space.load_into(keys, target.buffers, 0.2)
+    assert job.wait(LONG_S)
+    assert job.ok == [False, False]
+    returned = threading.Event()
+    read = rig.faulty.inner.read
 
     def recorded(reads: Sequence[Read]) -> list[Outcome]:
-        ended_before.append(job.query())
-        return read(reads)
+        outcomes = read(reads)
+        returned.set()
+        return outcomes
 
     rig.faulty.inner.read = recorded  # type: ignore[method-assign]
-    while not rig.faulty.calls["read"]:
-        time.sleep(0.001)
     closer = threading.Thread(target=lambda: rig.cache.close(drain=False))
-    closer.start()
-    for _ in range(100):  # the job is given every chance to end too early
-        if job.query():
-            break
-        time.sleep(0.002)
+    if closes:
+        closer.start()
     rig.faulty.release()
-    closer.join(LONG_S)
-    assert ended_before == [False]
-    assert job.wait(LONG_S)
+    assert returned.wait(LONG_S), "the call did go on, into memory that is not the caller's"
+    assert [target.content(i) for i in range(2)] == [bytes(nbytes)] * 2
+    if closes:
+        closer.join(LONG_S)
+    else:
+        rig.faulty.heal()
+        stats = assert_idle(rig)
+        assert (stats.blocks_asked, stats.hits_by_tier) == (2, {})
