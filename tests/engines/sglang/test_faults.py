@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from kvcairn import cache as front
 from kvcairn.core.open import open_core
 from kvcairn.testing import Fault, FaultKind, FaultyTier
-from kvcairn.tiers.base import Outcome, Read
+from kvcairn.tiers.base import Read, Tier
 from tests.engines.sglang.kit import Shape, Side, one_rank, settings
 
 HASHES = [f"{number:064x}" for number in range(8)]
@@ -24,8 +25,8 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FaultyTier]]:
     """Every disk tier that is opened, with faults to be set."""
     tiers: list[FaultyTier] = []
 
-    def wrap(tier: object) -> FaultyTier:
-        tiers.append(FaultyTier(tier))  # type: ignore[arg-type]
+    def wrap(tier: Tier) -> FaultyTier:
+        tiers.append(FaultyTier(tier))
         return tiers[-1]
 
     monkeypatch.setattr(front, "open_core", lambda config: open_core(config, wrap=wrap))
@@ -38,7 +39,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FaultyTier]]:
         Side.opened.clear()
 
 
-def on_disk_only(folder: Path, **more: object) -> Side:
+def on_disk_only(folder: Path, **more: Any) -> Side:
     """Pages that are on disk and no longer in memory."""
     side = Side(Shape(), settings(folder, **more))
     side.host_pool.kv_buffer.copy_(torch.randn(side.host_pool.kv_buffer.shape).to(torch.bfloat16))
@@ -54,14 +55,15 @@ def test_a_tier_that_hangs_ends_the_call_and_never_writes_to_the_pool(tmp_path: 
     faulty[0].faults = (Fault(kind=FaultKind.HANG, ops=frozenset(["read"])),)
     side.host_pool.kv_buffer.zero_()
     assert side.storage.batch_get_v1(HASHES, PLACES) == [False] * 8
-    returned, read = threading.Event(), faulty[0].inner.read
+    returned, inner = threading.Event(), cast(Any, faulty[0].inner)
+    read = inner.read
 
-    def recorded(reads: Sequence[Read]) -> list[Outcome]:
+    def recorded(reads: Sequence[Read]) -> Any:
         outcomes = read(reads)
         returned.set()
         return outcomes
 
-    faulty[0].inner.read = recorded  # type: ignore[method-assign]
+    inner.read = recorded
     faulty[0].heal()
     assert returned.wait(60), "the call did go on"
     assert not side.host_pool.kv_buffer.any(), "SGLang has given these pages to somebody else by then"

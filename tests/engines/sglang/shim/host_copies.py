@@ -11,11 +11,11 @@ import torch
 
 
 def install() -> None:
-    """Replace the copies of MHA and MLA host pools, and leave their memory unpinned."""
-    from sglang.srt.mem_cache.pool_host import base, common, mha, mla
+    """Replace the copies of MHA, MLA and Mamba host pools, and leave their memory unpinned."""
+    from sglang.srt.mem_cache.pool_host import base, common, mamba, mha, mla
 
     common._cuda_host_register = _nothing
-    for module in (base, common, mha, mla):
+    for module in (base, common, mamba, mha, mla):
         if hasattr(module, "_cuda_host_unregister"):
             module._cuda_host_unregister = _nothing
     _unpin(base.HostKVCache)
@@ -23,6 +23,9 @@ def install() -> None:
     mha.MHATokenToKVPoolHost.load_to_device_per_layer = _load_mha
     mla.MLATokenToKVPoolHost.backup_from_device_all_layer = _back_up_mla
     mla.MLATokenToKVPoolHost.load_to_device_per_layer = _load_mla
+    mamba.MambaPoolHost._copy_tensor = staticmethod(_copy_states)
+    mamba.MambaPoolHost._copy_tensor_pf_lf = staticmethod(_load_states)
+    mamba.MambaPoolHost._copy_tensor_all_layers_lf_pf = staticmethod(_back_up_states)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -94,3 +97,20 @@ def _load_mla(
     if 0 <= layer_id < self.layer_num:
         view, index = _rows(self, self.kv_buffer, layer_id, host_indices)
         self.device_kv_buffers[layer_id][device_indices] = view[index]
+
+
+def _copy_states(src: torch.Tensor, dst: torch.Tensor, src_indices: Any, dst_indices: Any, io_backend: str) -> None:
+    dst[dst_indices] = src[src_indices]
+
+
+def _load_states(
+    src: torch.Tensor, dst: torch.Tensor, src_indices: Any, dst_indices: Any, layer_id: int, **_: Any
+) -> None:
+    dst[dst_indices] = src[src_indices, layer_id, 0]
+
+
+def _back_up_states(
+    src_layers: Any, dst: torch.Tensor, src_indices: Any, dst_indices: Any, num_layers: int, **_: Any
+) -> None:
+    for layer in range(num_layers):
+        dst[dst_indices, layer, 0] = src_layers[layer][src_indices]
