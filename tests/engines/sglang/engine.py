@@ -66,7 +66,7 @@ def main() -> None:
 
     job = json.loads(Path(sys.argv[1]).read_text())
     engine = sglang.Engine(**job["arguments"])
-    results = []
+    results: list[Any] = []
     for step in job["steps"]:
         if step == "flush":
             results.append(_flush(engine))
