@@ -19,6 +19,8 @@ import typer
 
 import kvcairn as kv
 from kvcairn import bench, cache, config, demo
+from kvcairn.adapters.sglang.arguments import check_arguments
+from kvcairn.adapters.sglang.versions import check_version
 from kvcairn.cli import app
 from kvcairn.core import batches, events, hints, leaving, promote, rebuild, writes
 from kvcairn.doctor import Check
@@ -188,7 +190,7 @@ def check_kvcairn(words: list[str]) -> None:
         assert words[0] in command.commands, f"there is no command {words[0]!r}"
         command = command.commands[words.pop(0)]
     known = {"--help"} | {name for parameter in command.params for name in parameter.opts}
-    assert {word for word in words if word.startswith("-")} <= known
+    assert {word for word in words if re.fullmatch(r"--?[\w-]+", word)} <= known
 
 
 def check_line(line: str) -> None:
@@ -198,12 +200,19 @@ def check_line(line: str) -> None:
     match words:
         case ["kvcairn" | ".venv/bin/kvcairn", *rest]:
             check_kvcairn(rest)
+        case ["python", "-m", "sglang.launch_server", *arguments]:
+            findings = list(check_arguments(shlex.join(arguments)))
+            assert {finding.status for finding in findings} == {"ok"}, findings
         case ["python", "-m", module, *_]:
             assert importlib.util.find_spec(module)
         case ["pip", "install", target]:
             extra = re.fullmatch(r"(?:\.|kvcairn)(?:\[(\w+)\])?", target)
             known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
             assert extra and (extra[1] is None or extra[1] in known)
+        case ["pip", "install", "kvcairn", engine]:
+            name, _, wanted = engine.partition("==")
+            assert name == "sglang"
+            check_version(wanted)
         case [script, *_] if "scripts/" in script:
             assert os.access(ROOT / script, os.X_OK)
         case []:
@@ -215,8 +224,24 @@ def check_line(line: str) -> None:
 @pytest.mark.parametrize("page", with_fences("sh"))
 def test_commands_exist(page: Path) -> None:
     for fence in fences(page, "sh"):
-        for line in fence.text.splitlines():
-            check_line(line)
+        for line in whole_lines(fence.text):
+            check_line(line.replace("@kvcairn-sglang.json", shlex.quote("".join(f.text for f in fences(page, "json")))))
+
+
+def whole_lines(text: str) -> Iterator[str]:
+    """Lines as a shell reads them: those that end in a backslash or within quotes go on."""
+    line = ""
+    for part in text.splitlines():
+        line += part.removesuffix("\\")
+        try:
+            shlex.split(line, comments=True)
+        except ValueError:
+            line += "\n"
+            continue
+        if not part.endswith("\\"):
+            yield line
+            line = ""
+    assert not line
 
 
 def test_every_command_is_listed_and_none_that_is_missing() -> None:

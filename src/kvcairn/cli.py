@@ -110,10 +110,11 @@ def config_schema_command(as_json: Json = False) -> None:
 @app.command()
 def doctor(
     path: Annotated[Path | None, typer.Option(help="Folder of a disk tier to try.")] = None,
+    sglang_args: Annotated[str | None, typer.Option(help="Arguments of an SGLang server, as one text.")] = None,
     as_json: Json = False,
 ) -> None:
     """Look at this host and say what will work, what will be slow, and what to do about it."""
-    checks = list(examine(path))
+    checks = list(examine(path, sglang_args=sglang_args))
     if as_json:
         print_lines(checks)
     else:

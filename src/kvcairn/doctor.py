@@ -18,6 +18,7 @@ from typing import Final, Literal
 import msgspec
 
 from kvcairn import copying
+from kvcairn.adapters.sglang.arguments import check_arguments
 from kvcairn.host import Host, free_bytes
 from kvcairn.units import format_size
 
@@ -45,12 +46,16 @@ class Check(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-def examine(folder: Path | None = None, host: Host | None = None) -> Iterator[Check]:
+def examine(folder: Path | None = None, host: Host | None = None, sglang_args: str | None = None) -> Iterator[Check]:
     """Yield one check after the other; takes about a second.
 
     Args:
         folder: Where a disk tier would lie; its file system is tried with one small file that is removed.
         host: The machine to look at; this one by default.
+        sglang_args: Arguments of an SGLang server to look at, as one line.
+
+    Raises:
+        ConfigError: `sglang_args` is no command line.
     """
     host = host or Host()
     yield _python()
@@ -63,6 +68,8 @@ def examine(folder: Path | None = None, host: Host | None = None) -> Iterator[Ch
     yield from _hashing()
     if folder is not None:
         yield from _folder(folder)
+    if sglang_args is not None:
+        yield from (Check(*finding) for finding in check_arguments(sglang_args))
 
 
 def _python() -> Check:
