@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -145,6 +145,16 @@ def bench_disk(path: BenchPath = None, as_json: Json = False) -> None:
 def bench_hierarchy(as_json: Json = False) -> None:
     """Store into a full memory tier while the tier below stands still, against the same with it running."""
     _bench("run_hierarchy", as_json)
+
+
+@bench_app.command("engine")
+def bench_engine(
+    engine: Annotated[Literal["sglang"], typer.Option(help="Which engine.")],
+    path: BenchPath = None,
+    as_json: Json = False,
+) -> None:
+    """A storage behind an engine, against the engine's own in the same run. Needs the engine."""
+    _bench(f"run_{engine}", as_json, path)
 
 
 @app.command("ls")

@@ -5,5 +5,6 @@ from kvcairn.bench.figures import Figure
 from kvcairn.bench.hierarchy import run_hierarchy
 from kvcairn.bench.lookup import run_lookup
 from kvcairn.bench.memory import run_memory
+from kvcairn.bench.sglang import run_sglang
 
-__all__ = ["Figure", "run_disk", "run_hierarchy", "run_lookup", "run_memory"]
+__all__ = ["Figure", "run_disk", "run_hierarchy", "run_lookup", "run_memory", "run_sglang"]

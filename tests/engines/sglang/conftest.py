@@ -12,7 +12,7 @@ SHIM = Path(__file__).parent / "shim"
 if importlib.util.find_spec("sglang") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
-    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1"}
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SHIM), os.environ.get("PYTHONPATH", "")])
     sys.path.insert(0, str(SHIM))
     import host_copies

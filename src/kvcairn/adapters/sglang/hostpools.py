@@ -17,7 +17,7 @@ from kvcairn.adapters.sglang.settings import NAME, read_settings
 from kvcairn.adapters.sglang.store import PoolStore, WriteBuffer
 from kvcairn.adapters.sglang.traffic import Traffic
 from kvcairn.cache import Cache
-from kvcairn.errors import ConfigError, KVCairnError
+from kvcairn.errors import ClosedError, ConfigError, KVCairnError
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,17 @@ class HostPools(HiCacheStorage):
         self._cache: Cache | None = None
         self._buffer: WriteBuffer | None = None
         self._model = ("", "", "")
+
+    @property
+    def cache(self) -> Cache:
+        """The cache behind it, while attached.
+
+        Raises:
+            ClosedError: it is not attached.
+        """
+        if self._cache is None:
+            raise ClosedError("this storage is not attached")
+        return self._cache
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Open the cache, and the space of the pool that holds the KV.
@@ -78,9 +89,8 @@ class HostPools(HiCacheStorage):
     @never_raises(lambda *_, **__: False)
     def clear(self) -> bool:
         """Drop all pages of this engine's spaces, on every tier."""
-        assert self._cache is not None
         for store in self._stores.values():
-            self._cache.clear(store.space)
+            self.cache.clear(store.space)
         return True
 
     def get_stats(self) -> Any:
@@ -95,10 +105,10 @@ class HostPools(HiCacheStorage):
             cache.close()
 
     def _store_of(self, pool: Any, name: str) -> PoolStore:
-        assert self._cache is not None and self._buffer is not None
+        assert self._buffer is not None
         pages = pages_of(pool)
         descriptor = describe(pool, name, pages.block_bytes, self._storage_config, self._model)
-        return PoolStore(self._cache.space(descriptor), pages, self._buffer)
+        return PoolStore(self.cache.space(descriptor), pages, self._buffer)
 
     def _check_rank(self) -> None:
         """Refuse a cache of this process alone where several processes would need the same one."""
