@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -13,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvcairn import copying
 from kvcairn.adapters.sglang import rig
 from kvcairn.adapters.sglang.arguments import DOOR, MODULE
 from kvcairn.adapters.sglang.keys import block_keys
@@ -89,7 +89,7 @@ class Side:
 
     def keys(self) -> list[str]:
         """Return the page hashes of this turn."""
-        return [f"{self._turn:032x}{page:032x}" for page in range(self._pages)]
+        return [hashlib.sha256(f"{self._turn} {page}".encode()).hexdigest() for page in range(self._pages)]
 
     def set_pages(self) -> None:
         """Store the pages of this turn, in calls as SGLang makes them.
@@ -240,10 +240,9 @@ def _in_memory(layers: int, tokens: int, pairs: int) -> Iterator[Figure]:
     room = layers * tokens * 2 * HEADS * HEAD_DIM * 2
     side = Ours(folder, layers, tokens, [{"type": "memory", "capacity": 3 * room + 64 * MiB}])
     from_, to = np.ones(side.nbytes, np.uint8), np.zeros(side.nbytes, np.uint8)
-    move = copying.moves([(to.ctypes.data, from_.ctypes.data, side.nbytes)])
 
     def plain() -> Time:
-        return timed(lambda: copying.copy(*move, copying.THREADS))
+        return timed(lambda: np.copyto(to, from_))
 
     def store() -> Time:
         side.forget()
