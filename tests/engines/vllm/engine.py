@@ -86,7 +86,7 @@ class Engine:
         """Wait until the copies that run have ended and are told; False after a minute."""
         worker, until_s = self.worker, time.monotonic() + 60
         while worker.open_count and time.monotonic() < until_s:
-            worker.report()
+            worker.stored()
             time.sleep(0.01)
         return bool(self.connector._cache.drain(timeout_s=60))
 

@@ -1,4 +1,4 @@
-"""A real engine, with real and with random weights: greedy tokens are those of vLLM alone, wherever the KV comes from."""
+"""A real engine, with real and with random weights: its tokens are those of vLLM alone, wherever the KV comes from."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def whole_blocks(length: int) -> int:
 
 
 @pytest.mark.parametrize("block_size", [32, 64])
-def test_tokens_are_equal_cold_from_memory_and_from_disk(
-    block_size: int, alone: RemoteEngine, tmp_path: Path
-) -> None:
+def test_tokens_are_equal_cold_from_memory_and_from_disk(block_size: int, alone: RemoteEngine, tmp_path: Path) -> None:
     prompts = [prompt(length, 100 + i) for i, length in enumerate(LENGTHS)]
     shared = prompt(700, 200)
     pair = [shared + prompt(90, 201), shared + prompt(120, 202)]

@@ -216,7 +216,7 @@ def test_hits_are_reported_by_tier(tmp_path: Path) -> None:
         for stats in e.stats:
             for name, count in (stats.kv_connector_stats or {}).items():
                 counted[name] = counted.get(name, 0) + count
-        block_bytes = e.worker.worker._space.block_bytes
+        block_bytes = e.worker.worker.transfers._space.block_bytes
         assert counted == {
             "hit_tokens:memory": 512, "hit_tokens:disk": 512, "stored_blocks": 2, "stored_bytes": 2 * block_bytes,
             "loaded_blocks": 4, "loaded_bytes": 4 * block_bytes,
@@ -233,6 +233,8 @@ def test_a_chain_longer_than_memory_is_loaded_in_windows(tmp_path: Path) -> None
     with engine(small, pages=128) as e:
         assert e.answer("warm", ids) == expected(ids, pages=128)
         assert e.cached["warm"] == 10 * BLOCK
+        assert not any((s.kv_connector_stats or {}).get("failed_blocks") for s in e.stats)
+        assert e.connector._cache.stats().hits_by_tier == {"disk": 10}
         e.assert_nothing_is_open()
 
 
@@ -386,13 +388,13 @@ class Gate:
 
     def __init__(self, e: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         self._event = threading.Event()
-        real = e.worker.worker._copy_out
+        real = e.worker.worker.transfers._copy_out
 
         def copy_out(*arguments: Any) -> None:
             assert self._event.wait(60)
             real(*arguments)
 
-        monkeypatch.setattr(e.worker.worker, "_copy_out", copy_out)
+        monkeypatch.setattr(e.worker.worker.transfers, "_copy_out", copy_out)
 
     def open(self) -> None:
         self._event.set()
@@ -417,14 +419,14 @@ def test_preempted_requests_come_back_through_the_cache(overlapped: bool) -> Non
 def test_a_page_that_is_being_copied_is_not_overwritten(overlapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow stores, few pages: the engine takes pages again before their copy has ended, and waits."""
     with engine(cache(), pages=26, overlapped=overlapped) as e:
-        real = e.worker.worker._memories[0].store
+        real = e.worker.worker.transfers._memories[0].store
         fenced: list[set[int]] = []
 
         def slow(*arguments: Any) -> None:
             time.sleep(0.05)
             real(*arguments)
 
-        monkeypatch.setattr(e.worker.worker._memories[0], "store", slow)
+        monkeypatch.setattr(e.worker.worker.transfers._memories[0], "store", slow)
         begin = e.worker.worker.begin
 
         def note(plan: Any) -> None:

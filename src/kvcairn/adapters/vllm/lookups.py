@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvcairn.adapters.vllm.chain import Chain
 from kvcairn.adapters.vllm.controls import Controls
+from kvcairn.adapters.vllm.handover import Handover
 from kvcairn.adapters.vllm.steps import Load, Pages
 from kvcairn.cache import lookup_all
 from kvcairn.config import PrefetchOptions
@@ -86,6 +87,9 @@ class Lookups:
     """The loads of one scheduler. Its thread only; nothing here waits.
 
     A tier that fails makes blocks misses; no error of the cache reaches the engine.
+
+    Attributes:
+        handover: leases that workers have not taken over yet.
     """
 
     def __init__(
@@ -98,9 +102,9 @@ class Lookups:
         """Look in the spaces of all ranks; `memory` is the name of the fastest tier."""
         self._spaces, self._memory, self._options, self._clock = list(spaces), memory, prefetch, clock
         self._block_tokens = spaces[0].descriptor.block_tokens
+        self.handover = Handover(len(self._spaces))
         self._prefetches: dict[str, Prefetch] = {}
         self._promises: dict[str, Promise] = {}
-        self._leases: dict[str, list[Lease]] = {}
         self._by_tier: dict[str, dict[str, int]] = {}  # of the last promise that was taken
         self._failed: set[str] = set()
 
@@ -147,9 +151,8 @@ class Lookups:
             if prefetch is None:
                 leases = self._acquire(chain.keys[: promise.wanted], start)
             else:
-                leases = [job.lease() for job in prefetch.jobs]
-            self._leases[rid] = leases
-            tickets = [lease.ticket() for lease in leases]
+                leases = [job.lease(job.ready if job.is_stalled else None) for job in prefetch.jobs]
+            tickets = self.handover.give(rid, leases)
         except KVCairnError as error:
             logger.warning("request %s: computed instead of loaded: %s", rid, error)
             tickets = []
@@ -179,11 +182,6 @@ class Lookups:
         if rid in self._by_tier:
             self._failed.add(rid)
 
-    def loaded(self, rid: str) -> None:
-        """All workers are done with a load."""
-        for lease in self._leases.pop(rid, ()):
-            lease.release()
-
     def sources(self, rid: str, tokens: int) -> dict[str, int]:
         """Split tokens that were just taken by the tier that had them, the fastest first."""
         found: dict[str, int] = {}
@@ -201,13 +199,12 @@ class Lookups:
         """Let go of everything."""
         for prefetch in self._prefetches.values():
             prefetch.close()
-        for rid in list(self._leases):
-            self.loaded(rid)
+        self.handover.close()
 
     @property
     def open_count(self) -> int:
         """Prefetches and leases that are open."""
-        return len(self._prefetches) + len(self._leases)
+        return len(self._prefetches) + len(self.handover)
 
     def _acquire(self, keys: list[bytes], start: int) -> list[Lease]:
         """Lease what is in memory now; what is not is counted as missed."""

@@ -88,10 +88,11 @@ class Scheduler:
         """Workers have done a step; `loaded` are requests whose load has ended in all of them."""
         report = report or StepReport()
         self.stores.done(report.stored)
+        self.lookups.handover.taken(report.taken)
         for rid in report.failed:
             self.lookups.fail(rid)
         for rid in loaded:
-            self.lookups.loaded(rid)
+            self.lookups.handover.end(rid)
 
     def finish(self, request: Any) -> None:
         """A request is over, for whatever reason."""

@@ -77,16 +77,18 @@ class StepReport(KVConnectorWorkerMetadata):
 
     Attributes:
         stored: numbers of stores, with how many workers have done them.
+        taken: requests whose lease was taken over, with how many workers have theirs.
         failed: requests whose load did not bring everything.
     """
 
     stored: Counter[int] = field(default_factory=Counter)
+    taken: Counter[str] = field(default_factory=Counter)
     failed: set[str] = field(default_factory=set)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Add another worker's report to this one."""
         assert isinstance(other, StepReport)
-        return StepReport(self.stored + other.stored, self.failed | other.failed)
+        return StepReport(self.stored + other.stored, self.taken + other.taken, self.failed | other.failed)
 
 
 @dataclass

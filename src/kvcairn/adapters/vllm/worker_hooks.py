@@ -12,6 +12,7 @@ from kvcairn.adapters.vllm.metrics import Counts
 from kvcairn.adapters.vllm.pages import PageMemory
 from kvcairn.adapters.vllm.settings import Settings
 from kvcairn.adapters.vllm.steps import SpaceOffer, StepPlan, StepReport
+from kvcairn.adapters.vllm.transfers import Transfers
 from kvcairn.adapters.vllm.worker import Worker
 from kvcairn.cache import Cache
 
@@ -44,7 +45,7 @@ class WorkerHooks(KVConnectorBase_V1):
         descriptor = describe(self._vllm_config, config, options)
         space = self._cache.space(descriptor)
         rank = 0 if descriptor.rank is None else self._vllm_config.parallel_config.rank
-        self._worker = Worker(self._cache, space, memories, rank, options.load_timeout_s, self._counts)
+        self._worker = Worker(Transfers(self._cache, space, memories, rank, options.load_timeout_s, self._counts))
         self._offer = SpaceOffer(descriptor)
         self._failed_pages, self._failed_requests = set(), set()
 
@@ -98,9 +99,9 @@ class WorkerHooks(KVConnectorBase_V1):
 
     def build_connector_worker_meta(self) -> StepReport | None:
         """Return what ended in this worker."""
-        stored = self.worker.report()
         failed, self._failed_requests = self._failed_requests, set()
-        return StepReport(stored, failed) if stored or failed else None
+        report = StepReport(self.worker.stored(), self.worker.transfers.taken(), failed)
+        return report if report != StepReport() else None
 
     def close_worker(self) -> None:
         """Wait for copies that run."""
