@@ -19,6 +19,7 @@ from vllm import SamplingParams
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
@@ -129,6 +130,7 @@ class Engine:
         overlapped: a step is planned before the one ahead of it is accounted for.
         budget: most tokens of a step.
         policy: `kv_load_failure_policy`.
+        events: publish KV events; they are collected in `events`.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Engine:
         overlapped: bool = False,
         budget: int = 2048,
         policy: str = "recompute",
+        events: bool = False,
     ) -> None:
         transfer = None
         if cache is not None:
@@ -162,6 +165,7 @@ class Engine:
             ),
             cache_config=CacheConfig(block_size=page_tokens, enable_prefix_caching=True),
             kv_transfer_config=transfer,
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if events else None,
             device_config=DeviceConfig("cpu"),
         )
         self.config.cache_config.kv_cache_layout = "LBHNC"
@@ -197,6 +201,7 @@ class Engine:
             assert isinstance(self.connector, KVCairnConnector)
             self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})
         init_none_hash(sha256)
+        self.scheduler.kv_event_publisher.publish = lambda batch: self.events.extend(batch.events)
         self._hasher = get_request_block_hasher(page_tokens, sha256)
         self._depth = 2 if overlapped else 1
         self._in_flight: deque[tuple[Any, ModelRunnerOutput]] = deque()

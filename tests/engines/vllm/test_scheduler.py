@@ -238,6 +238,29 @@ def test_a_chain_longer_than_memory_is_loaded_in_windows(tmp_path: Path) -> None
         e.assert_nothing_is_open()
 
 
+def test_events_name_tier_parent_and_tokens(tmp_path: Path) -> None:
+    ids, block_bytes = prompt(600, 25), 2 * BLOCK * 32
+    with engine(cache(tmp_path / "disk", memory=str(4 * block_bytes)), events=True) as e:
+        said = e.answer("first", ids, new=200)
+        e.settle()
+        e.answer("other", prompt(1000, 26))  # takes the room of the first
+        e.settle()
+        e.step()
+        ours = [event for event in e.events if event.ownership is not None]
+        keys = e.connector.scheduler._spaces[0].keys(ids + said)
+        for tier, medium in ("memory", "CPU"), ("disk", "STORAGE"):
+            stored = [x for x in ours if type(x).__name__ == "BlockStored" and x.ownership == tier]
+            first = [x for x in stored if x.block_hashes[0] in keys]
+            assert [x.block_hashes for x in first] == [[key] for key in keys[:3]]
+            assert [x.parent_block_hash for x in first] == [None, *keys[:2]]
+            assert [x.token_ids for x in first] == [(ids + said)[i * BLOCK : (i + 1) * BLOCK] for i in range(3)]
+            assert {(x.medium, x.block_size) for x in first} == {(medium, BLOCK)}
+        removed = [x for x in ours if type(x).__name__ == "BlockRemoved"]
+        assert {x.ownership for x in removed} == {"memory"}
+        assert {x.block_hashes[0] for x in removed} & set(keys)
+        e.assert_nothing_is_open()
+
+
 # --- what goes wrong
 
 

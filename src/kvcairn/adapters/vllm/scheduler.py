@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from kvcairn.adapters.vllm.chain import Chain, LoraNames, is_cacheable
@@ -37,15 +38,15 @@ class Scheduler:
         self._planned: list[Load] = []
         self._lora = LoraNames()
 
-    def arrive(self, request: Any, computed_tokens: Any) -> None:
-        """A request came.
+    def arrive(self, request: Any, computed_tokens: Callable[[], int]) -> Chain | None:
+        """A request came; return its keys, None where it is not served.
 
         Args:
             request: the engine's.
             computed_tokens: says how many of its tokens the engine has itself; asked only where it matters.
         """
         if not is_cacheable(request):
-            return
+            return None
         controls = read_controls(request, loads=self._loads, saves=self._saves)
         chain = Chain(request, self._block_tokens, self._lora.identity(request.lora_request))
         self._controls[request.request_id] = controls
@@ -53,6 +54,7 @@ class Scheduler:
         if controls.load and chain.keys:
             self._hint(chain.keys, controls.hints)
             self.lookups.arrive(chain, computed_tokens)
+        return chain
 
     def match(self, request: Any, computed_tokens: int) -> int | None:
         """Return how many tokens behind the engine's own can be loaded; None: ask again."""

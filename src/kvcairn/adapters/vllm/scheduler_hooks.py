@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -11,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvcairn.adapters.vllm.events import Events
 from kvcairn.adapters.vllm.identity import one_spec
 from kvcairn.adapters.vllm.lookups import Lookups
 from kvcairn.adapters.vllm.metrics import HIT, Counts
@@ -20,6 +23,7 @@ from kvcairn.adapters.vllm.steps import SpaceOffer, StepPlan, StepReport
 from kvcairn.adapters.vllm.stores import Stores
 from kvcairn.cache import Cache
 from kvcairn.config import DiskTierOptions, PrefetchOptions
+from kvcairn.space import Space
 
 
 class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
@@ -29,6 +33,7 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
     _cache: Cache
     _counts: Counts
     _scheduler: Scheduler | None = None
+    _events: Events | None = None
     _sources: dict[str, CacheHitSource]
 
     def set_xfer_handshake_metadata_pp_aware(
@@ -44,10 +49,13 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
         disks = {tier.name for tier in config.tiers if isinstance(tier, DiskTierOptions)} if config else set()
         self._sources = dict.fromkeys(disks, CacheHitSource.DISK) | {tiers[0]: CacheHitSource.HOST}
         lookups = Lookups(spaces, tiers[0], config.prefetch if config else PrefetchOptions())
-        stores = Stores(block_tokens, page_tokens, len(spaces), self._settings.options.store_generated)
+        events = self._kv_events(spaces[0], tiers[0])
+        more = {} if events is None else {"note": events.note}
+        stores = Stores(block_tokens, page_tokens, len(spaces), self._settings.options.store_generated, **more)
         self._scheduler = Scheduler(
             self._cache, spaces, lookups, stores, loads=transfer.is_kv_consumer, saves=transfer.is_kv_producer
         )
+        self._events = events
 
     @property
     def scheduler(self) -> Scheduler:
@@ -57,7 +65,9 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
 
     def on_new_request(self, request: Any) -> None:
         """A request came: begin to bring what can be loaded for it from slower tiers."""
-        self.scheduler.arrive(request, lambda: self._own_tokens(request))
+        chain = self.scheduler.arrive(request, lambda: self._own_tokens(request))
+        if chain is not None and self._events is not None:
+            self._events.note(chain)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Return how many tokens behind the engine's own can be loaded, always beside a step; None: ask again."""
@@ -100,6 +110,10 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
         """Whether a step is needed to store the last blocks of what has finished."""
         return self._scheduler is not None and self._scheduler.stores.is_due
 
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """Return what was stored and removed, by tier."""
+        return () if self._events is None else self._events.take()
+
     def reset_cache(self) -> bool:
         """Drop all stored blocks of this model."""
         return self.scheduler.reset()
@@ -108,6 +122,16 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
         """Let go of prefetches and leases."""
         if self._scheduler is not None:
             self._scheduler.close()
+        if self._events is not None:
+            self._events.close()
+
+    def _kv_events(self, space: Space, memory: str) -> Events | None:
+        """Return what translates the cache's events; None where vLLM publishes none. One rank speaks for all."""
+        config = self._vllm_config.kv_events_config
+        if config is None or not config.enable_kv_cache_events:
+            return None
+        descriptor = space.descriptor
+        return Events(self._cache.events(), descriptor.space_id, descriptor.block_tokens, memory)
 
     def _own_tokens(self, request: Any) -> int:
         """Return how many tokens of a request vLLM's own prefix cache has."""

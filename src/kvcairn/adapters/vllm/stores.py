@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,10 +44,25 @@ class Progress:
 class Stores:
     """The stores of one scheduler. Its thread only."""
 
-    def __init__(self, block_tokens: int, page_tokens: tuple[int, ...], workers: int, stores_generated: bool) -> None:
-        """Store blocks of `block_tokens` tokens out of pages of `page_tokens` tokens in each layer group."""
+    def __init__(
+        self,
+        block_tokens: int,
+        page_tokens: tuple[int, ...],
+        workers: int,
+        stores_generated: bool,
+        note: Callable[[Chain, int], None] = lambda chain, start: None,
+    ) -> None:
+        """Store full blocks.
+
+        Args:
+            block_tokens: tokens of a block.
+            page_tokens: tokens of a page in each layer group.
+            workers: how many store each their part.
+            stores_generated: whether blocks of generated tokens are stored, where a request does not say.
+            note: is told which chain is stored, from which block on.
+        """
         self._block_tokens, self._page_tokens, self._workers = block_tokens, page_tokens, workers
-        self._stores_generated = stores_generated
+        self._stores_generated, self._note_chain = stores_generated, note
         self._requests: dict[str, Progress] = {}
         self._due: dict[str, Progress] = {}  # have blocks that are full and not stored
         self._sources: dict[int, frozenset[int]] = {}  # pages of each store that has not ended
@@ -140,6 +155,7 @@ class Stores:
 
     def _store(self, progress: Progress, start: int, end: int) -> Store:
         keys = progress.chain.extend()
+        self._note_chain(progress.chain, start)
         pages = self.pages(progress.tables, start, end)
         parent = keys[start - 1] if start else None
         store = Store(self._next, parent, keys[start:end], pages, progress.hints)
