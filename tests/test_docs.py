@@ -21,7 +21,7 @@ import kvcairn as kv
 from kvcairn import bench, cache, config, demo
 from kvcairn.adapters import vllm
 from kvcairn.adapters.vllm.controls import Controls
-from kvcairn.adapters.vllm.settings import AdapterOptions
+from kvcairn.adapters.vllm.settings import ConnectorOptions
 from kvcairn.cli import app
 from kvcairn.core import batches, events, hints, leaving, promote, rebuild, writes
 from kvcairn.doctor import Check
@@ -358,7 +358,7 @@ def test_top_level_settings() -> None:
         assert rows[name] == f"`{_toml(getattr(config.Config(), name))}`"
 
 
-@pytest.mark.parametrize(("title", "kind"), [("setting", AdapterOptions), ("control", Controls)])
+@pytest.mark.parametrize(("title", "kind"), [("setting", ConnectorOptions), ("control", Controls)])
 def test_settings_of_the_vllm_connector(title: str, kind: type[msgspec.Struct]) -> None:
     text = (DOCS / "guides" / "vllm.md").read_text().split(f"| {title} | default | what it says |")[1]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.split("\n\n")[0], re.M))

@@ -33,12 +33,9 @@ class Engine:
             if settings.get("faults"):
                 faults = [_fault(each) for each in settings["faults"]]
                 self.faulty = self._open.enter_context(faulty_disk(settings["cache"], *faults))
+            door = _tier if settings.get("door") == "tier" else _connector
             transfer = KVTransferConfig(
-                kv_connector="KVCairnConnector",
-                kv_connector_module_path="kvcairn.adapters.vllm",
-                kv_role="kv_both",
-                kv_load_failure_policy="recompute",
-                kv_connector_extra_config=settings["cache"],
+                kv_role="kv_both", kv_load_failure_policy="recompute", **door(settings["cache"])
             )
         arguments = {
             "dtype": "float32",
@@ -81,6 +78,21 @@ class Engine:
         """Forget the engine's own prefix cache, with `connector` the stored blocks too."""
         self.settle()
         return bool(self.llm.reset_prefix_cache(reset_connector=connector))
+
+    def idle(self) -> Any:
+        """Wait for the jobs and writes of the second door; return the cache's numbers."""
+        import msgspec
+
+        while self.tier.has_pending_work():
+            self.core.step_fn()
+        self.tier._cache.drain(timeout_s=60)
+        return msgspec.to_builtins(self.tier._cache.stats())
+
+    @property
+    def tier(self) -> Any:
+        """The second door."""
+        (tier,) = self.connector.connector_scheduler.manager.secondary_tiers
+        return tier
 
     def settle(self) -> bool:
         """Wait until the copies that run have ended and are told; False after a minute."""
@@ -137,6 +149,28 @@ class Engine:
         """End the engine as it ends by itself."""
         self.llm.llm_engine.engine_core.shutdown()
         self._open.close()
+
+
+def _connector(cache: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of vLLM's transfer settings for the first door."""
+    return {
+        "kv_connector": "KVCairnConnector",
+        "kv_connector_module_path": "kvcairn.adapters.vllm",
+        "kv_connector_extra_config": cache,
+    }
+
+
+def _tier(cache: dict[str, Any]) -> dict[str, Any]:
+    """The same for the second: vLLM's own offloading, with ours behind it."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_connector_extra_config": {
+            "spec_name": "HostTieringSpec",
+            "spec_module_path": "tests.engines.vllm.host_spec",
+            "cpu_bytes_to_use": 1 << 26,
+            "secondary_tiers": [{"type": "KVCairnTier", "module_path": "kvcairn.adapters.vllm"} | cache],
+        },
+    }
 
 
 def _fault(given: dict[str, Any]) -> Fault:

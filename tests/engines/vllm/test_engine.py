@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvcairn.demo.damage import flip_bit
+from kvcairn.tiers.base import Stored
+from kvcairn.tiers.disk.segments import Segments
 from tests.engines.vllm.kit import BLOCK, MODELS, RemoteEngine, cache, engine, prompt
 
 LENGTHS = [31, 32, 33, 63, 64, 65, 255, 256, 257, 287, 288, 289, 319, 320, 321, 511, 512, 513, 767, 768, 769, 1100]
@@ -112,3 +114,30 @@ def test_tokens_of_a_real_model_are_equal(tmp_path: Path) -> None:
         found = e.generate(prompts=[ids], new=16)
         assert (found["tokens"], found["cached"]) == (expected, [5 * BLOCK])
         assert e.stats()["hits_by_tier"] == {"disk": 5}
+
+
+def test_tokens_are_equal_behind_vllms_own_offloading(alone: RemoteEngine, tmp_path: Path) -> None:
+    """The second door: vLLM's CPU tier in front, ours behind it, also for the next process and for a damaged chunk."""
+    intact, damaged = prompt(700, 500), prompt(700, 501)
+    expected = [alone.tokens(intact)[0], alone.tokens(damaged)[0]]
+    settings = cache(tmp_path / "disk", memory="32 MiB")
+    with engine(tmp_path, cache=settings, door="tier") as e:
+        assert [e.tokens(intact)[0], e.tokens(damaged)[0]] == expected
+        stats = e.idle()
+        assert stats["tiers"]["disk"]["blocks"] == 2 * (700 // 32)
+        assert (stats["open_leases"], stats["open_reservations"], stats["open_jobs"]) == (0, 0, 0)
+    with engine(tmp_path, cache=settings, door="tier") as e:
+        found = e.generate(prompts=[intact])
+        assert (found["tokens"], found["cached"]) == ([expected[0]], [700 // 32 * 32])
+        assert e.idle()["hits_by_tier"] == {"disk": 700 // 32}
+    for stored in written(tmp_path / "disk"):
+        flip_bit(tmp_path / "disk", stored.block.key)
+    with engine(tmp_path, cache=settings, door="tier") as e:
+        assert e.tokens(damaged)[0] == expected[1]
+        assert e.idle()["misses_by_reason"].keys() == {"corrupt"}
+
+
+def written(folder: Path) -> list[Stored]:
+    """Return what lies in a disk tier's folder."""
+    segments = Segments(folder)
+    return [stored for number in segments.sizes() for stored in segments.scan(number)]

@@ -10,9 +10,12 @@ from typing import Any
 
 from kvcairn.errors import UnsupportedError
 
-_DOORS = {"KVCairnConnector": "kvcairn.adapters.vllm.connector"}
+_DOORS = {
+    "KVCairnConnector": "kvcairn.adapters.vllm.connector",
+    "KVCairnTier": "kvcairn.adapters.vllm.tier",
+}
 
-__all__ = ["KVCairnConnector"]
+__all__ = ["KVCairnConnector", "KVCairnTier"]
 
 
 def __getattr__(name: str) -> Any:

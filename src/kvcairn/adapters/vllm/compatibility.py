@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvcairn.adapters.vllm.identity import one_spec
-from kvcairn.adapters.vllm.settings import PATH, Settings
+from kvcairn.adapters.vllm.settings import PATH, ConnectorOptions, Settings
 from kvcairn.errors import ConfigError, UnsupportedError
 
 _FAILURE_LINE = '"kv_load_failure_policy": "recompute"'
 
 
-def check_engine(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
+def check_engine(vllm_config: Any, kv_cache_config: Any, settings: Settings[ConnectorOptions]) -> None:
     """Refuse what would be wrong or would fail later.
 
     Raises:
@@ -35,7 +35,7 @@ def check_engine(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> 
         )
 
 
-def _check_parallel(parallel: Any, settings: Settings) -> None:
+def _check_parallel(parallel: Any, settings: Settings[ConnectorOptions]) -> None:
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise UnsupportedError(f"the connector does not serve {name} above 1 yet")

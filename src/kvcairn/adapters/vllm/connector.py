@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from kvcairn.adapters.vllm.compatibility import check_engine
 from kvcairn.adapters.vllm.metrics import ConnectorMetrics, ConnectorStats, Counts
 from kvcairn.adapters.vllm.scheduler_hooks import SchedulerHooks
-from kvcairn.adapters.vllm.settings import read_settings
+from kvcairn.adapters.vllm.settings import ConnectorOptions, read_settings
 from kvcairn.adapters.vllm.worker_hooks import WorkerHooks
 
 
@@ -24,7 +24,7 @@ class KVCairnConnector(SchedulerHooks, WorkerHooks):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._settings = read_settings(self._kv_transfer_config.kv_connector_extra_config)
+        self._settings = read_settings(self._kv_transfer_config.kv_connector_extra_config, ConnectorOptions)
         check_engine(vllm_config, kv_cache_config, self._settings)
         self._counts = Counts()
         self._is_closed = False

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -16,7 +18,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from kvcairn.adapters.vllm.settings import AdapterOptions
+from kvcairn.adapters.vllm.settings import ConnectorOptions, TierOptions
 from kvcairn.adapters.vllm.versions import installed_version, release_of
 from kvcairn.adapters.weights import folder_fingerprint
 from kvcairn.errors import ConfigError, UnsupportedError
@@ -26,13 +28,12 @@ from kvcairn.types import RankSlice
 _NOT_KV = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"})
 
 
-def model_name(vllm_config: Any, options: AdapterOptions) -> str:
+def model_name(name: str, options: TierOptions) -> str:
     """Return the model's name: the given one, the hub's, or the last part of a folder's path."""
-    name = str(vllm_config.model_config.model)
     return options.model or (Path(name).name if Path(name).is_dir() else name)
 
 
-def weights_fingerprint(vllm_config: Any, options: AdapterOptions) -> str:
+def weights_fingerprint(vllm_config: Any, options: TierOptions) -> str:
     """Return what changes with the weights and with every setting that shapes their KV."""
     if options.weights is not None:
         return options.weights
@@ -87,7 +88,7 @@ def one_spec(spec: Any) -> Any:
     return specs[0]
 
 
-def describe(vllm_config: Any, kv_cache_config: KVCacheConfig, options: AdapterOptions) -> SpaceDescriptor:
+def describe(vllm_config: Any, kv_cache_config: KVCacheConfig, options: ConnectorOptions) -> SpaceDescriptor:
     """Return the space of this worker's KV; the model is loaded.
 
     Bytes are opaque: how the engine packs them depends on its release, the attention backend, the order of axes, the
@@ -113,12 +114,35 @@ def describe(vllm_config: Any, kv_cache_config: KVCacheConfig, options: AdapterO
         head_dim=getattr(spec, "head_size", 0),
     )
     return SpaceDescriptor(
-        model=model_name(vllm_config, options),
+        model=model_name(str(vllm_config.model_config.model), options),
         weights=weights_fingerprint(vllm_config, options),
         layout=layout,
         block_tokens=options.block_tokens,
         rank=_rank(vllm_config),
         tenant=options.tenant,
+    )
+
+
+def describe_chunks(config: Any, options: TierOptions, group: int, chunk_bytes: int) -> SpaceDescriptor:
+    """Return the space of one layer group's chunks, whose bytes are vLLM's own."""
+    parallel, cache = config.parallel, config.cache
+    packing = (
+        f"vllm-{release_of(installed_version())}",
+        f"chunks-{group}",
+        f"{current_platform.device_type}-{current_platform.get_device_name()}",
+        config.model.dtype,
+        str(config.kv_cache_layout),
+        f"tp{parallel.tp_size}-pp{parallel.pp_size}-pcp{parallel.pcp_size}-dcp{parallel.dcp_size}",
+        f"{config.groups[group].tokens_per_block}x{cache.blocks_per_chunk}",
+        "canonical" if config.canonical_layout else "direct",
+    )
+    return SpaceDescriptor(
+        model=model_name(config.model.name, options),
+        weights=options.weights or _weights_of(config.model.name),
+        layout=KVLayout(groups=(LayerGroup.full(1, chunk_bytes),), dtype="uint8", name="/".join(packing)),
+        block_tokens=1,  # this door knows keys, not tokens
+        tenant=options.tenant,
+        key_scheme=f"vllm-{release_of(installed_version())}",
     )
 
 
@@ -144,3 +168,19 @@ def _rank(vllm_config: Any) -> RankSlice | None:
 def _by_number(name: str) -> list[tuple[int, str]]:
     """Sort key that takes digits for numbers: layer 2 comes before layer 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _weights_of(name: str) -> str:
+    """Return the fingerprint of a model that is known by name alone: its files, or the revision in the hub's cache."""
+    folder = Path(name)
+    if folder.is_dir() and (files := folder_fingerprint(folder)):
+        config = folder / "config.json"
+        digest = hashlib.sha256(config.read_bytes() if config.is_file() else b"")
+        digest.update(files.encode())
+        return digest.hexdigest()
+    found = try_to_load_from_cache(name, "config.json")
+    if isinstance(found, str):
+        return Path(found).parent.name
+    raise ConfigError(
+        "secondary_tiers.weights", f"no revision of {name} is known", None, 'name it: "weights": "<revision>"'
+    )

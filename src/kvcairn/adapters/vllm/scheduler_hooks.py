@@ -18,7 +18,7 @@ from kvcairn.adapters.vllm.identity import one_spec
 from kvcairn.adapters.vllm.lookups import Lookups
 from kvcairn.adapters.vllm.metrics import HIT, Counts
 from kvcairn.adapters.vllm.scheduler import Scheduler
-from kvcairn.adapters.vllm.settings import Settings
+from kvcairn.adapters.vllm.settings import ConnectorOptions, Settings
 from kvcairn.adapters.vllm.steps import SpaceOffer, StepPlan, StepReport
 from kvcairn.adapters.vllm.stores import Stores
 from kvcairn.cache import Cache
@@ -29,7 +29,7 @@ from kvcairn.space import Space
 class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
     """Turns hooks into calls of `Scheduler`, which exists once the workers have told their spaces."""
 
-    _settings: Settings
+    _settings: Settings[ConnectorOptions]
     _cache: Cache
     _counts: Counts
     _scheduler: Scheduler | None = None

@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvcairn.adapters.vllm.identity import describe, one_spec
 from kvcairn.adapters.vllm.metrics import Counts
 from kvcairn.adapters.vllm.pages import PageMemory
-from kvcairn.adapters.vllm.settings import Settings
+from kvcairn.adapters.vllm.settings import ConnectorOptions, Settings
 from kvcairn.adapters.vllm.steps import SpaceOffer, StepPlan, StepReport
 from kvcairn.adapters.vllm.transfers import Transfers
 from kvcairn.adapters.vllm.worker import Worker
@@ -23,7 +23,7 @@ class WorkerHooks(KVConnectorBase_V1):
     Nothing is done layer by layer, so that CUDA graphs may be whole.
     """
 
-    _settings: Settings
+    _settings: Settings[ConnectorOptions]
     _cache: Cache
     _counts: Counts
     _worker: Worker | None = None

@@ -11,15 +11,17 @@ import pytest
 import kvcairn as kv
 from kvcairn.adapters import vllm
 from kvcairn.adapters.vllm import versions
-from kvcairn.adapters.vllm.settings import read_settings
+from kvcairn.adapters.vllm.settings import ConnectorOptions, TierOptions, read_settings
 
 MEMORY = [{"type": "memory", "capacity": "64 MiB"}]
 
 
 def test_settings_in_place_and_in_a_file_are_the_same(tmp_path: Path) -> None:
     (tmp_path / "kvcairn.toml").write_text('[[tiers]]\ntype = "memory"\ncapacity = "64 MiB"\n')
-    in_place = read_settings({"tiers": MEMORY, "block_tokens": 128, "load_timeout": "500 ms"})
-    in_file = read_settings({"config": str(tmp_path / "kvcairn.toml"), "block_tokens": 128, "load_timeout": 0.5})
+    in_place = read_settings({"tiers": MEMORY, "block_tokens": 128, "load_timeout": "500 ms"}, ConnectorOptions)
+    in_file = read_settings(
+        {"config": str(tmp_path / "kvcairn.toml"), "block_tokens": 128, "load_timeout": 0.5}, ConnectorOptions
+    )
     assert in_place.config == in_file.config
     assert in_place.options.block_tokens == in_file.options.block_tokens == 128
     assert in_place.options.load_timeout_s == in_file.options.load_timeout_s == 0.5
@@ -39,7 +41,13 @@ def test_settings_in_place_and_in_a_file_are_the_same(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(extra: dict[str, Any], why: str) -> None:
     with pytest.raises(kv.ConfigError, match=why):
-        read_settings(extra)
+        read_settings(extra, ConnectorOptions)
+
+
+def test_a_tier_has_no_block_size_of_its_own() -> None:
+    assert read_settings({"tiers": MEMORY, "tenant": "a"}, TierOptions).options.tenant == "a"
+    with pytest.raises(kv.ConfigError, match=r"secondary_tiers\.block_tokens: no such setting"):
+        read_settings({"tiers": MEMORY, "block_tokens": 128}, TierOptions, "secondary_tiers")
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "v0.32.5.post1"])
