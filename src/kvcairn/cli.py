@@ -146,6 +146,16 @@ def bench_hierarchy(as_json: Json = False) -> None:
     _bench("run_hierarchy", as_json)
 
 
+@bench_app.command("engine")
+def bench_engine(
+    engine: Annotated[str, typer.Option(help="Which engine: vllm.")],
+    model: Annotated[str | None, typer.Option(help="Folder or hub name; random weights unless given.")] = None,
+    as_json: Json = False,
+) -> None:
+    """A real engine: time to the first token from each tier, CPU without a hit, copies. Takes minutes."""
+    _bench("run_engine", as_json, engine, model)
+
+
 @app.command("ls")
 def list_folder(path: Path, as_json: Json = False) -> None:
     """List the spaces in the folder of a disk tier: blocks, bytes, age. Its owner may be running."""

@@ -97,10 +97,12 @@ class Engine:
     def settle(self) -> bool:
         """Wait until the copies that run have ended and are told; False after a minute."""
         worker, until_s = self.worker, time.monotonic() + 60
+        while self.core.scheduler.has_requests():  # the step behind the last one; in a server it comes by itself
+            self.core.step_fn()
         while worker.open_count and time.monotonic() < until_s:
             worker.stored()
             time.sleep(0.01)
-        return bool(self.connector._cache.drain(timeout_s=60))
+        return bool(self.connector.cache.drain(timeout_s=60))
 
     @property
     def worker(self) -> Any:
@@ -110,17 +112,17 @@ class Engine:
 
     def clear(self, tier: str | None = None) -> None:
         """Drop what is stored, on all tiers or one."""
-        self.connector._cache.clear(tier=tier)
+        self.connector.cache.clear(tier=tier)
 
     def stats(self) -> Any:
         """Return the cache's numbers."""
         import msgspec
 
-        return msgspec.to_builtins(self.connector._cache.stats())
+        return msgspec.to_builtins(self.connector.cache.stats())
 
     def open_counts(self) -> dict[str, int]:
         """Return what is still open, on either side, and in the engine."""
-        stats = self.connector._cache.stats()
+        stats = self.connector.cache.stats()
         pool = self.core.scheduler.kv_cache_manager.block_pool
         return {
             "lookups": self.connector.scheduler.lookups.open_count,

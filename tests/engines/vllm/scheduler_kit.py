@@ -281,7 +281,7 @@ class Engine:
         while self._in_flight:
             self._account()
         assert self.worker.worker.open_count == 0
-        self.connector._cache.drain(timeout_s=60)
+        self.connector.cache.drain(timeout_s=60)
 
     def reset(self) -> None:
         """Forget the engine's own prefix cache."""
@@ -297,7 +297,7 @@ class Engine:
         """Nothing is held by anybody once all requests are over."""
         self.settle()
         pool = self.scheduler.kv_cache_manager.block_pool
-        stats = self.connector._cache.stats()
+        stats = self.connector.cache.stats()
         assert self.scheduler.requests == {}
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
         assert (stats.open_leases, stats.open_reservations, stats.open_jobs) == (0, 0, 0)

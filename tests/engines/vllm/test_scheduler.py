@@ -141,7 +141,7 @@ def test_two_prompts_that_share_a_prefix_at_once(overlapped: bool) -> None:
             assert e.answers[f"{round_} two"] == expected(two)
             e.reset()
         assert e.cached["warm one"] >= 2 * BLOCK <= e.cached["warm two"]
-        assert e.connector._cache.stats().tiers["memory"].blocks == 2
+        assert e.connector.cache.stats().tiers["memory"].blocks == 2
         e.assert_nothing_is_open()
 
 
@@ -167,13 +167,13 @@ def test_a_hit_on_a_slower_tier_is_asked_for_again_until_it_is_here(tmp_path: Pa
     with faulty_disk(settings) as disk, engine(settings) as e:
         e.answer("cold", ids)
         e.reset()
-        e.connector._cache.clear(tier="memory")
+        e.connector.cache.clear(tier="memory")
         disk.faults = (HANG,)
         e.add("warm", ids)
         for _ in range(5):
             assert e.step().total_num_scheduled_tokens == 0
         assert e.status("warm") is RequestStatus.WAITING  # no pages are held meanwhile
-        assert e.connector._cache.stats().open_jobs == 1
+        assert e.connector.cache.stats().open_jobs == 1
         e.add("other", prompt(100, 21))
         until(e, lambda: "other" in e.reasons)  # others go on
         disk.release()
@@ -189,7 +189,7 @@ def test_after_its_time_a_request_starts_with_what_has_come(tmp_path: Path) -> N
     with faulty_disk(settings) as disk, engine(settings) as e:
         e.answer("cold", ids)
         e.reset()
-        e.connector._cache.clear(tier="memory")
+        e.connector.cache.clear(tier="memory")
         disk.faults = (HANG,)
         assert e.answer("warm", ids) == expected(ids)
         assert e.cached["warm"] == 0
@@ -204,7 +204,7 @@ def test_hits_are_reported_by_tier(tmp_path: Path) -> None:
         e.reset()
         e.answer("memory", ids)
         e.reset()
-        e.connector._cache.clear(tier="memory")
+        e.connector.cache.clear(tier="memory")
         e.answer("disk", ids)
         sources: dict[CacheHitSource, int] = {}
         for stats in e.stats:
@@ -216,7 +216,7 @@ def test_hits_are_reported_by_tier(tmp_path: Path) -> None:
         for stats in e.stats:
             for name, count in (stats.kv_connector_stats or {}).items():
                 counted[name] = counted.get(name, 0) + count
-        block_bytes = e.worker.worker.transfers._space.block_bytes
+        block_bytes = e.worker.worker.transfers.space.block_bytes
         assert counted == {
             "hit_tokens:memory": 512, "hit_tokens:disk": 512, "stored_blocks": 2, "stored_bytes": 2 * block_bytes,
             "loaded_blocks": 4, "loaded_bytes": 4 * block_bytes,
@@ -234,7 +234,7 @@ def test_a_chain_longer_than_memory_is_loaded_in_windows(tmp_path: Path) -> None
         assert e.answer("warm", ids) == expected(ids, pages=128)
         assert e.cached["warm"] == 10 * BLOCK
         assert not any((s.kv_connector_stats or {}).get("failed_blocks") for s in e.stats)
-        assert e.connector._cache.stats().hits_by_tier == {"disk": 10}
+        assert e.connector.cache.stats().hits_by_tier == {"disk": 10}
         e.assert_nothing_is_open()
 
 
@@ -309,12 +309,12 @@ def test_a_damaged_block_on_disk_is_computed(tmp_path: Path) -> None:
     with faulty_disk(settings) as disk, engine(settings) as e:
         e.answer("cold", ids)
         e.reset()
-        e.connector._cache.clear(tier="memory")
+        e.connector.cache.clear(tier="memory")
         key = e.connector.scheduler._spaces[0].keys(ids)[1]
         disk.faults = (Fault(kind=FaultKind.ALTERED, ops=frozenset(["read"]), keys=frozenset([key])),)
         assert e.answer("warm", ids) == expected(ids)
         assert e.cached["warm"] == BLOCK
-        assert e.connector._cache.stats().misses_by_reason == {"never_stored": 3, "corrupt": 2}
+        assert e.connector.cache.stats().misses_by_reason == {"never_stored": 3, "corrupt": 2}
         e.assert_nothing_is_open()
 
 
@@ -323,7 +323,7 @@ def test_a_closed_cache_costs_its_blocks_and_nothing_else(caplog: pytest.LogCapt
     with engine(cache()) as e:
         e.answer("cold", ids)
         e.reset()
-        e.connector._cache._link.close()
+        e.connector.cache._link.close()
         with caplog.at_level(logging.WARNING, "kvcairn"):
             assert e.answer("warm", ids) == expected(ids)
         assert e.cached["warm"] == 0
@@ -368,7 +368,7 @@ def test_an_abort_in_each_state(state: str, overlapped: bool, tmp_path: Path) ->
     with faulty_disk(settings) as disk, engine(settings, overlapped=overlapped, budget=256) as e:
         e.answer("cold", ids)
         e.reset()
-        e.connector._cache.clear(tier="memory")
+        e.connector.cache.clear(tier="memory")
         if state == "prefetching":
             disk.faults = (HANG,)
         e.add("doomed", ids, new=50)
@@ -400,7 +400,7 @@ def test_an_abort_while_a_load_runs_ends_when_the_load_has(monkeypatch: pytest.M
             e.step()
         pool = e.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() < pool.num_gpu_blocks - 1
-        assert e.connector._cache.stats().open_leases == 1
+        assert e.connector.cache.stats().open_leases == 1
         gate.open()
         e.run()
         e.assert_nothing_is_open()
@@ -434,7 +434,7 @@ def test_preempted_requests_come_back_through_the_cache(overlapped: bool) -> Non
         assert sum(len(s.kv_connector_stats or {}) for s in e.stats)
         for name, ids in prompts.items():
             assert e.answers[name] == expected(ids, new=250), name
-        assert e.connector._cache.stats().hits_by_tier.get("memory", 0) > 0
+        assert e.connector.cache.stats().hits_by_tier.get("memory", 0) > 0
         e.assert_nothing_is_open()
 
 
@@ -442,14 +442,14 @@ def test_preempted_requests_come_back_through_the_cache(overlapped: bool) -> Non
 def test_a_page_that_is_being_copied_is_not_overwritten(overlapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow stores, few pages: the engine takes pages again before their copy has ended, and waits."""
     with engine(cache(), pages=26, overlapped=overlapped) as e:
-        real = e.worker.worker.transfers._memories[0].store
+        real = e.worker.worker.transfers.memories[0].store
         fenced: list[set[int]] = []
 
         def slow(*arguments: Any) -> None:
             time.sleep(0.05)
             real(*arguments)
 
-        monkeypatch.setattr(e.worker.worker.transfers._memories[0], "store", slow)
+        monkeypatch.setattr(e.worker.worker.transfers.memories[0], "store", slow)
         begin = e.worker.worker.begin
 
         def note(plan: Any) -> None:
@@ -477,7 +477,7 @@ def test_reset_forgets_what_is_stored_and_stores_again() -> None:
         until(e, lambda: len(e.answers["long"]) > 20)
         e.settle()
         assert e.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
-        assert e.connector._cache.stats().tiers["memory"].blocks == 0
+        assert e.connector.cache.stats().tiers["memory"].blocks == 0
         e.run()
         assert e.answers["long"] == expected(ids, new=300)
         e.reset()

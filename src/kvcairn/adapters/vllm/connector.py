@@ -17,6 +17,9 @@ from kvcairn.adapters.vllm.worker_hooks import WorkerHooks
 class KVCairnConnector(SchedulerHooks, WorkerHooks):
     """The connector that vLLM is given by `kv_connector_module_path="kvcairn.adapters.vllm"`.
 
+    Attributes:
+        cache: what it loads from and stores to.
+
     Raises:
         ConfigError: a setting is refused.
         UnsupportedError: this engine, or the way it runs, is not served.
@@ -28,7 +31,7 @@ class KVCairnConnector(SchedulerHooks, WorkerHooks):
         check_engine(vllm_config, kv_cache_config, self._settings)
         self._counts = Counts()
         self._is_closed = False
-        self._cache = self._settings.open_cache()
+        self.cache = self._settings.open_cache()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -62,4 +65,4 @@ class KVCairnConnector(SchedulerHooks, WorkerHooks):
         self.close_worker()
         if not self._is_closed:
             self._is_closed = True
-            self._cache.close()
+            self.cache.close()

@@ -54,6 +54,7 @@ class PageMemory:
     Attributes:
         page_bytes: bytes of one page of one layer.
         pages_per_block: pages of a stored block.
+        page_count: pages of each layer.
     """
 
     def __init__(self, layers: Sequence[torch.Tensor], page_count: int, pages_per_block: int) -> None:
@@ -70,7 +71,7 @@ class PageMemory:
         """
         self._layers = [_by_page(layer, page_count) for layer in layers]
         self.page_bytes = self._layers[0][0].numel() * self._layers[0].element_size()
-        self.pages_per_block = pages_per_block
+        self.pages_per_block, self.page_count = pages_per_block, page_count
         if any(layer[0].numel() * layer.element_size() != self.page_bytes for layer in self._layers):
             raise LayoutError("the layers of one group differ in the size of a page")
         self._pieces = [_pieces(layer) for layer in self._layers]

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Follows the engine's requests. The engine's scheduling thread only; nothing here waits.
+    """Follows the engine's requests. The engine's scheduling thread only; only `reset` waits.
 
     Attributes:
         lookups: loads.
@@ -105,15 +105,14 @@ class Scheduler:
             self._hint(progress.chain.extend(), controls.hints)
 
     def reset(self) -> bool:
-        """Forget everything that is stored; return whether that was possible."""
+        """Forget everything that is stored, for good; return whether that was possible. Waits for the disks."""
         try:
-            for space in self._spaces:
-                self._cache.clear(space)
+            gone = [self._cache.clear(space) for space in self._spaces]
         except KVCairnError as error:
             logger.warning("not reset: %s", error)
             return False
         self.stores.start_again()
-        return True
+        return all(gone)
 
     def close(self) -> None:
         """Let go of everything."""

@@ -30,7 +30,7 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
     """Turns hooks into calls of `Scheduler`, which exists once the workers have told their spaces."""
 
     _settings: Settings[ConnectorOptions]
-    _cache: Cache
+    cache: Cache
     _counts: Counts
     _scheduler: Scheduler | None = None
     _events: Events | None = None
@@ -41,11 +41,11 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Take the spaces of all workers; called once, before the first request."""
         offers = [metadata[rank] for rank in sorted(metadata)]
-        spaces = [self._cache.space(offer.descriptor) for offer in offers if isinstance(offer, SpaceOffer)]
+        spaces = [self.cache.space(offer.descriptor) for offer in offers if isinstance(offer, SpaceOffer)]
         block_tokens, transfer = self._settings.options.block_tokens, self._kv_transfer_config
         page_tokens = tuple(one_spec(g.kv_cache_spec).block_size for g in self._kv_cache_config.kv_cache_groups)
         config = self._settings.config
-        tiers = list(self._cache.stats().tiers)
+        tiers = list(self.cache.stats().tiers)
         disks = {tier.name for tier in config.tiers if isinstance(tier, DiskTierOptions)} if config else set()
         self._sources = dict.fromkeys(disks, CacheHitSource.DISK) | {tiers[0]: CacheHitSource.HOST}
         lookups = Lookups(spaces, tiers[0], config.prefetch if config else PrefetchOptions())
@@ -53,7 +53,7 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
         more = {} if events is None else {"note": events.note}
         stores = Stores(block_tokens, page_tokens, len(spaces), self._settings.options.store_generated, **more)
         self._scheduler = Scheduler(
-            self._cache, spaces, lookups, stores, loads=transfer.is_kv_consumer, saves=transfer.is_kv_producer
+            self.cache, spaces, lookups, stores, loads=transfer.is_kv_consumer, saves=transfer.is_kv_producer
         )
         self._events = events
 
@@ -131,7 +131,7 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
         if config is None or not config.enable_kv_cache_events:
             return None
         descriptor = space.descriptor
-        return Events(self._cache.events(), descriptor.space_id, descriptor.block_tokens, memory)
+        return Events(self.cache.events(), descriptor.space_id, descriptor.block_tokens, memory)
 
     def _own_tokens(self, request: Any) -> int:
         """Return how many tokens of a request vLLM's own prefix cache has."""

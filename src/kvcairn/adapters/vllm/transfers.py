@@ -47,6 +47,10 @@ class Transfers:
     """Stores and loads. Any thread, several at once.
 
     An error of the cache makes a store a dropped one, and a load a failed one, which the engine computes.
+
+    Attributes:
+        space: of this worker's blocks.
+        memories: the pages of each layer group.
     """
 
     def __init__(
@@ -68,14 +72,14 @@ class Transfers:
             timeout_s: longest time of a load.
             counts: where blocks and bytes are counted.
         """
-        self._cache, self._space, self._memories = cache, space, list(memories)
+        self._cache, self.space, self.memories = cache, space, list(memories)
         self._rank, self._timeout_s = rank, timeout_s
         self._taken: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._counts = counts
 
     def mark(self) -> Any:
         """Return a mark in the engine's work on its device, which copies wait for."""
-        return self._memories[0].mark()
+        return self.memories[0].mark()
 
     def taken(self) -> Counter[str]:
         """Return the requests whose lease was taken over since the last call."""
@@ -92,7 +96,7 @@ class Transfers:
             logger.warning("not stored: %s", error)
             stored = 0
         self._counts.add("stored_blocks", stored)
-        self._counts.add("stored_bytes", stored * self._space.block_bytes)
+        self._counts.add("stored_bytes", stored * self.space.block_bytes)
 
     def _store_blocks(self, store: Store, mark: Any) -> int:
         """Copy what is not stored yet; return how many blocks that were."""
@@ -101,20 +105,20 @@ class Transfers:
         if len(tables) > 1:  # of a group with a window only the blocks that the engine still had
             whole = [(table != NO_PAGE).all(axis=1) for table in tables]
             parts = [[group for group, flags in enumerate(whole) if flags[block]] for block in range(len(store.keys))]
-        with self._space.reserve(store.keys, parts=parts, parent=store.parent) as slots:
+        with self.space.reserve(store.keys, parts=parts, parent=store.parent) as slots:
             number = {key: block for block, key in enumerate(store.keys)}
             blocks = np.array([number[key] for key in slots.keys], dtype=np.int64)
-            for group, (memory, table) in enumerate(zip(self._memories, tables, strict=True)):
+            for group, (memory, table) in enumerate(zip(self.memories, tables, strict=True)):
                 offsets = slots.offsets(group)
                 here = np.flatnonzero(offsets >= 0)
-                memory.store(self._space.arena, offsets[here], table[blocks[here]], mark)
+                memory.store(self.space.arena, offsets[here], table[blocks[here]], mark)
             if blocks.size or slots.reason is None:  # where all is there already, this counts as a sight of it
                 slots.commit()
             if slots.reason is not None:
                 left = len(store.keys) - blocks.size - len(slots.in_flight)
                 self._counts.add("not_stored_blocks", left)
         if store.hints is not None:
-            self._space.hint(store.keys, store.hints)
+            self.space.hint(store.keys, store.hints)
         return int(blocks.size)
 
     def load(self, load: Load, mark: Any) -> Loaded:
@@ -137,16 +141,16 @@ class Transfers:
         return self._result(load, tables, min(done, len(load.keys)))
 
     def _copy_out(self, lease: Lease, tables: list[Numbers], done: int, mark: Any) -> None:
-        for group, (memory, table) in enumerate(zip(self._memories, tables, strict=True)):
+        for group, (memory, table) in enumerate(zip(self.memories, tables, strict=True)):
             offsets = lease.offsets(group)[: len(table) - done]  # more may have come than was asked for
             here = np.flatnonzero(offsets >= 0)
-            memory.load(self._space.arena, offsets[here], table[done + here], mark)
+            memory.load(self.space.arena, offsets[here], table[done + here], mark)
             table[done + here] = NO_PAGE  # what is left over has not come
 
     def _result(self, load: Load, tables: list[Numbers], done: int) -> Loaded:
         failed = [set(table[table != NO_PAGE].tolist()) for table in tables]
         self._counts.add("loaded_blocks", done)
-        self._counts.add("loaded_bytes", done * self._space.block_bytes)
+        self._counts.add("loaded_bytes", done * self.space.block_bytes)
         self._counts.add("failed_blocks", len(load.keys) - done)
         return Loaded(load.request, failed)
 
@@ -161,7 +165,7 @@ class Transfers:
 
     def _bring(self, keys: list[bytes], parent: bytes | None, until_s: float) -> Lease:
         """Bring blocks into memory; return a lease of those that came, or of as many as memory holds at once."""
-        job = self._space.prefetch(keys, parent=parent)
+        job = self.space.prefetch(keys, parent=parent)
         while not (job.query() or (job.is_stalled and job.ready)) and time.monotonic() < until_s:
             job.wait(LOOK_AGAIN_S)
         return job.lease(job.ready or None)

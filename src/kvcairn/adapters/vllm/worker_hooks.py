@@ -24,7 +24,7 @@ class WorkerHooks(KVConnectorBase_V1):
     """
 
     _settings: Settings[ConnectorOptions]
-    _cache: Cache
+    cache: Cache
     _counts: Counts
     _worker: Worker | None = None
     _offer: SpaceOffer | None = None
@@ -43,9 +43,9 @@ class WorkerHooks(KVConnectorBase_V1):
             for group in config.kv_cache_groups
         ]
         descriptor = describe(self._vllm_config, config, options)
-        space = self._cache.space(descriptor)
+        space = self.cache.space(descriptor)
         rank = 0 if descriptor.rank is None else self._vllm_config.parallel_config.rank
-        self._worker = Worker(Transfers(self._cache, space, memories, rank, options.load_timeout_s, self._counts))
+        self._worker = Worker(Transfers(self.cache, space, memories, rank, options.load_timeout_s, self._counts))
         self._offer = SpaceOffer(descriptor)
         self._failed_pages, self._failed_requests = set(), set()
 
