@@ -12,7 +12,8 @@ from tests.engines.vllm.kit import MODELS
 def test_every_figure_is_measured() -> None:
     figures = {figure.name: figure for figure in run_engine("vllm", str(MODELS / "tiny"), pairs=2)}
     assert list(figures) == [
-        "ttft_recompute", "ttft_memory", "ttft_disk", "ttft_disk_new_process", "copy", "copy_back", "cpu_no_hit", "hooks",
+        "ttft_recompute", "ttft_memory", "ttft_disk", "ttft_disk_new_process", "copy", "copy_back",
+        "cpu_no_hit", "hooks",
     ]  # fmt: skip
     assert all(figure.bench == "engine" and figure.value > 0 for figure in figures.values())
     assert figures["ttft_recompute"].ratio == 1

@@ -470,6 +470,27 @@ def test_a_page_that_is_being_copied_is_not_overwritten(overlapped: bool, monkey
         e.assert_nothing_is_open()
 
 
+def test_stores_that_do_not_keep_up_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcairn.adapters.vllm.worker.MOST_WAITING_BLOCKS", 3)
+    with engine(cache(), pages=128) as e:
+        memory = e.worker.worker.transfers.memories[0]
+        real, gate = memory.store, threading.Event()
+
+        def slow(*arguments: Any) -> None:
+            assert gate.wait(60)
+            real(*arguments)
+
+        monkeypatch.setattr(memory, "store", slow)
+        prompts = [prompt(600, 75 + i) for i in range(3)]
+        for i, ids in enumerate(prompts):
+            e.answer(str(i), ids)
+        gate.set()
+        e.settle()
+        assert e.connector.cache.stats().tiers["memory"].blocks == 2
+        assert sum((s.kv_connector_stats or {}).get("not_stored_blocks", 0) for s in e.stats) == 4
+        e.assert_nothing_is_open()
+
+
 def test_reset_forgets_what_is_stored_and_stores_again() -> None:
     ids = prompt(300, 70)
     with engine(cache()) as e:

@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 COUNTERS = {
     "stored_blocks": "Blocks copied from the engine's memory into the cache.",
     "stored_bytes": "Bytes copied from the engine's memory into the cache.",
-    "not_stored_blocks": "Blocks that found no room in the cache's memory.",
+    "not_stored_blocks": "Blocks that found no room in the cache's memory, or came while too many copies waited.",
     "loaded_blocks": "Blocks copied from the cache into the engine's memory.",
     "loaded_bytes": "Bytes copied from the cache into the engine's memory.",
     "failed_blocks": "Blocks that were promised and did not come; the engine computed them.",

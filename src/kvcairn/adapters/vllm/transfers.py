@@ -98,6 +98,10 @@ class Transfers:
         self._counts.add("stored_blocks", stored)
         self._counts.add("stored_bytes", stored * self.space.block_bytes)
 
+    def drop(self, store: Store) -> None:
+        """Count a store that is not carried out."""
+        self._counts.add("not_stored_blocks", len(store.keys))
+
     def _store_blocks(self, store: Store, mark: Any) -> int:
         """Copy what is not stored yet; return how many blocks that were."""
         tables = self._tables(store.pages, len(store.keys))

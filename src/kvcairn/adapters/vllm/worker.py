@@ -12,13 +12,14 @@ from kvcairn.adapters.vllm.transfers import Loaded, Transfers
 
 logger = logging.getLogger(__name__)
 
+MOST_WAITING_BLOCKS = 64  # of stores; a step that overwrites their pages waits for all of them
 LOAD_THREADS = 4  # a load may wait for a slow tier; others go on meanwhile
 
 
 class Worker:
     """Stores and loads of one worker. The engine's thread only; waits in `begin` alone, for the pages of the fence.
 
-    Stores go one after the other, so that they take one core.
+    Stores go one after the other, so that they take one core. Where they do not keep up new ones are dropped.
 
     Attributes:
         transfers: what does the copying.
@@ -29,18 +30,24 @@ class Worker:
         self.transfers = transfers
         self._store_thread = ThreadPoolExecutor(1, "kvcairn-store")
         self._load_threads = ThreadPoolExecutor(LOAD_THREADS, "kvcairn-load")
-        self._stores: dict[int, Future[None]] = {}
+        self._stores: dict[int, tuple[int, Future[None]]] = {}  # with the number of blocks
         self._loads: dict[str, tuple[Load, Future[Loaded]]] = {}
 
     def begin(self, plan: StepPlan) -> None:
         """Start the step's stores, then wait for those whose pages it overwrites."""
-        if plan.stores:
-            mark = self.transfers.mark()
-            for store in plan.stores:
-                self._stores[store.number] = self._store_thread.submit(self.transfers.store, store, mark)
+        mark = self.transfers.mark() if plan.stores else None
+        for store in plan.stores:
+            waiting = sum(blocks for blocks, future in self._stores.values() if not future.done())
+            if waiting and waiting + len(store.keys) > MOST_WAITING_BLOCKS:
+                self.transfers.drop(store)
+                future: Future[None] = Future()
+                future.set_result(None)
+            else:
+                future = self._store_thread.submit(self.transfers.store, store, mark)
+            self._stores[store.number] = len(store.keys), future
         for number in plan.fence:
             if number in self._stores:
-                self._stores[number].exception()  # waits; what went wrong is told by `stored`
+                self._stores[number][1].exception()  # waits; what went wrong is told by `stored`
 
     def start_loads(self, plan: StepPlan) -> None:
         """Start the step's loads."""
@@ -59,9 +66,9 @@ class Worker:
 
     def stored(self) -> Counter[int]:
         """Return the numbers of the stores that ended since the last call."""
-        ended = [number for number, future in self._stores.items() if future.done()]
+        ended = [number for number, (_, future) in self._stores.items() if future.done()]
         for number in ended:
-            if error := self._stores.pop(number).exception():
+            if error := self._stores.pop(number)[1].exception():
                 logger.error("a store went wrong", exc_info=error)
         return Counter(ended)
 
