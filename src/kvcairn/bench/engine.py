@@ -170,7 +170,7 @@ def _costs(engine: str, folder: Path, settings: dict[str, Any], pairs: int) -> I
         for turn in range(pairs + 1):
             order = (with_cache, without) if turn % 2 else (without, with_cache)
             for each in order:
-                answer = each.run(seed=2000 + turn, new=16)
+                answer = each.run(seed=2000 + turn, new=4)
                 if turn == 0:
                     continue
                 (ours if each is with_cache else alone).append(answer["cpu_s"])

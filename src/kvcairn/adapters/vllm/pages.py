@@ -74,7 +74,7 @@ class PageMemory:
         self.pages_per_block, self.page_count = pages_per_block, page_count
         if any(layer[0].numel() * layer.element_size() != self.page_bytes for layer in self._layers):
             raise LayoutError("the layers of one group differ in the size of a page")
-        self._pieces = [_pieces(layer) for layer in self._layers]
+        self._pools = _joined([_pieces(layer) for layer in self._layers])
         self._is_host = self._layers[0].device.type == "cpu"
         self._stream = None if self._is_host else torch.cuda.Stream(self._layers[0].device)  # type: ignore[no-untyped-call]
 
@@ -110,11 +110,14 @@ class PageMemory:
 
     def _move(self, copy: Any, arena: memoryview, offsets: Numbers, pages: Numbers) -> None:
         for run in runs(pages):
-            numbers = np.ascontiguousarray(run.pages.reshape(-1))
-            begins = offsets[run.blocks] + run.low * self.page_bytes
-            for layer, (bases, pool_bytes, stride_bytes, piece_bytes) in enumerate(self._pieces):
-                at = begins + layer * self.layer_bytes
-                copy(bases, pool_bytes, numbers, stride_bytes, piece_bytes, arena, at, copying.THREADS)
+            begins, layer = offsets[run.blocks] + run.low * self.page_bytes, 0
+            for pool in self._pools:
+                layers = np.arange(layer, layer + pool.first.size)
+                numbers = np.ascontiguousarray(pool.first[:, None] + run.pages[:, None]).reshape(-1)
+                at = (begins[:, None] + layers * self.layer_bytes).reshape(-1)
+                bases, stride = pool.pieces.bases, pool.pieces.stride_bytes
+                copy(bases, pool.nbytes, numbers, stride, pool.pieces.nbytes, arena, at, copying.THREADS)
+                layer += pool.first.size
 
     def _on_device(self, arena: memoryview, offsets: Numbers, pages: Numbers, after: Any, is_store: bool) -> None:
         host = torch.frombuffer(arena, dtype=torch.uint8)
@@ -161,11 +164,54 @@ def _by_page(layer: torch.Tensor, page_count: int) -> torch.Tensor:
     return layer if ratio == 1 else layer.view(page_count, ratio, *layer.shape[1:])
 
 
-def _pieces(layer: torch.Tensor) -> tuple[npt.NDArray[np.uint64], int, int, int]:
-    """Return where the pieces of page 0 begin, the bytes from there to the last page's end, stride, and piece size.
+@dataclass(frozen=True)
+class Pieces:
+    """Where the pages of one layer lie: in one piece each, or, with heads before pages, in one for each head.
 
-    A page lies in one piece, or, where the engine puts heads before pages, in one for each head.
+    Attributes:
+        bases: addresses of the pieces of page 0.
+        span_bytes: from a base to the end of the last page's piece.
+        stride_bytes: from a page to the next.
+        nbytes: of a piece.
     """
+
+    bases: npt.NDArray[np.uint64]
+    span_bytes: int
+    stride_bytes: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Layers whose pages can be numbered together, so that one call copies them all.
+
+    Attributes:
+        pieces: of the first layer.
+        first: number of each layer's page 0.
+        nbytes: from the first layer's base to the end of the last page of all.
+    """
+
+    pieces: Pieces
+    first: Numbers
+    nbytes: int
+
+
+def _joined(layers: list[Pieces]) -> list[Pool]:
+    """Put all layers into one pool where each begins whole pages behind the first; else each into its own."""
+    head = layers[0]
+    steps = [int(each.bases[0]) - int(head.bases[0]) for each in layers]
+    fits = all(
+        each.bases.size == 1 and each.stride_bytes == head.stride_bytes and step >= 0 and not step % head.stride_bytes
+        for each, step in zip(layers, steps, strict=True)
+    )
+    if not fits:
+        return [Pool(each, np.zeros(1, dtype=np.int64), each.span_bytes) for each in layers]
+    first = np.array([step // head.stride_bytes for step in steps], dtype=np.int64)
+    return [Pool(head, first, max(step + each.span_bytes for each, step in zip(layers, steps, strict=True)))]
+
+
+def _pieces(layer: torch.Tensor) -> Pieces:
+    """Find the pieces of a layer's pages; a page's elements lie one behind the other in each."""
     size, piece, outer = layer.element_size(), 1, []
     for stride, length in sorted(zip(layer.stride()[1:], layer.shape[1:], strict=True)):
         if length == 1:
@@ -179,4 +225,4 @@ def _pieces(layer: torch.Tensor) -> tuple[npt.NDArray[np.uint64], int, int, int]
     starts = [sum(steps) for steps in itertools.product(*(range(0, s * n, s) for s, n in reversed(outer)))]
     bases = np.array([layer.data_ptr() + start * size for start in starts], dtype=np.uint64)
     stride_bytes = layer.stride(0) * size
-    return bases, (layer.shape[0] - 1) * stride_bytes + piece * size, stride_bytes, piece * size
+    return Pieces(bases, (layer.shape[0] - 1) * stride_bytes + piece * size, stride_bytes, piece * size)
