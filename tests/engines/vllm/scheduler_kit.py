@@ -127,6 +127,7 @@ class Engine:
         pages: pages of the engine's memory.
         page_tokens: tokens of a page.
         window: with a number there is a second layer group, of sliding windows.
+        full: whether there is one of full attention.
         overlapped: a step is planned before the one ahead of it is accounted for.
         budget: most tokens of a step.
         policy: `kv_load_failure_policy`.
@@ -139,6 +140,7 @@ class Engine:
         pages: int = 64,
         page_tokens: int = 32,
         window: int | None = None,
+        full: bool = True,
         overlapped: bool = False,
         budget: int = 2048,
         policy: str = "recompute",
@@ -171,17 +173,21 @@ class Engine:
         self.config.cache_config.kv_cache_layout = "LBHNC"
         self.config.cache_config.num_gpu_blocks = pages
         shape = {"block_size": page_tokens, "num_kv_heads": 1, "head_size": KV_FLOATS // 2, "dtype": torch.float32}
-        groups = [KVCacheGroupSpec(["layers.0", "layers.1"], FullAttentionSpec(**shape))]
+        groups: list[Any] = []
+        windows: list[int | None] = []
+        if full:
+            groups.append(KVCacheGroupSpec(["layers.0", "layers.1"], FullAttentionSpec(**shape)))
+            windows.append(None)
         if window is not None:
             sliding = SlidingWindowSpec(**shape, sliding_window=window)
             groups.append(KVCacheGroupSpec(["layers.2", "layers.3"], sliding))
+            windows.append(window)
         self.kv = KVCacheConfig(num_blocks=pages, kv_cache_tensors=[], kv_cache_groups=groups)
         self.kv.kv_cache_layout = "LBHNC"
         layers = [name for group in groups for name in group.layer_names]
         self.memory = {name: torch.zeros(pages, 1, page_tokens, KV_FLOATS) for name in layers}
-        windows = [None, window]
         self.model = HashModel(
-            self.memory, [(g.layer_names, page_tokens, w) for g, w in zip(groups, windows, strict=False)]
+            self.memory, [(g.layer_names, page_tokens, w) for g, w in zip(groups, windows, strict=True)]
         )
         self.worker: Any = None
         if transfer is not None:

@@ -116,6 +116,27 @@ def test_tokens_of_a_real_model_are_equal(tmp_path: Path) -> None:
         assert e.stats()["hits_by_tier"] == {"disk": 5}
 
 
+def test_tokens_of_a_model_with_sliding_windows_are_equal(tmp_path: Path) -> None:
+    """Three layer groups, of which two keep a window of 100 tokens, less than a block; prompts longer than a step."""
+    prompts = [prompt(length, 600 + length) for length in (255, 256, 300, 700, 1100)]
+    steps = {"max_num_batched_tokens": 512}
+    with engine(tmp_path, model="windows", cache=None, engine=steps) as e:
+        expected = [e.tokens(ids)[0] for ids in prompts]
+    with engine(tmp_path, model="windows", cache=cache(tmp_path / "disk"), engine=steps) as e:
+        for where in "cold", "memory", "disk":
+            if where != "cold":
+                assert e.reset()
+            if where == "disk":
+                e.clear(tier="memory")
+            found = [e.generate(prompts=[ids]) for ids in prompts]
+            assert [each["tokens"][0] for each in found] == expected, where
+            loaded = [each["cached"][0] for each in found]
+            assert loaded == [0 if where == "cold" else whole_blocks(len(ids)) for ids in prompts], where
+        assert e.space()["layout"].endswith("/32-32-32")
+        e.settle()
+        assert e.open_counts() == NOTHING_OPEN
+
+
 def test_tokens_are_equal_behind_vllms_own_offloading(alone: RemoteEngine, tmp_path: Path) -> None:
     """The second door: vLLM's CPU tier in front, ours behind it, also for the next process and for a damaged chunk."""
     intact, damaged = prompt(700, 500), prompt(700, 501)

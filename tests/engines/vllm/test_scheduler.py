@@ -95,6 +95,27 @@ def test_lengths_around_the_boundaries(length: int) -> None:
         e.assert_nothing_is_open()
 
 
+@OVERLAPPED
+@pytest.mark.parametrize("full", [True, False], ids=["beside full attention", "alone"])
+@pytest.mark.parametrize("window", [48, 300])
+def test_sliding_windows(window: int, full: bool, overlapped: bool) -> None:
+    """Pages leave the window while a block fills, in long steps and in short ones."""
+    how: dict[str, Any] = {"window": window, "full": full, "overlapped": overlapped, "pages": 128}
+    for budget in 128, 2048:
+        prompts = [prompt(length, 500 + length) for length in (256, 500, 1000)]
+        with engine(cache(), budget=budget, **how) as e:
+            for round_ in "cold", "warm":
+                for i, ids in enumerate(prompts):
+                    e.add(f"{round_} {i}", ids, new=20)
+                e.run()
+                for i, ids in enumerate(prompts):
+                    assert e.answers[f"{round_} {i}"] == expected(ids, new=20, budget=budget, **how)
+                e.reset()
+            if budget > 128 or window > 256:
+                assert e.cached["warm 2"] == 3 * BLOCK
+            e.assert_nothing_is_open()
+
+
 def test_generated_blocks_are_stored_too() -> None:
     ids = prompt(200, 6)
     with engine(cache()) as e:
