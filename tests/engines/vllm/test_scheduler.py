@@ -590,13 +590,26 @@ def test_controls_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
         e.answer("not loaded", ids, params={"load": False})
         assert e.cached["not loaded"] == 0
         e.reset()
-        e.answer("some", ids, params={"max_load_tokens": 600})
-        assert e.cached["some"] == 512
+        for most, loaded in (0, 0), (255, 0), (256, 256), (600, 512), (10_000, 768):
+            assert e.answer(f"at most {most}", ids, params={"max_load_tokens": most}) == expected(ids)
+            assert e.cached[f"at most {most}"] == loaded
+            e.reset()
         e.reset()
         with caplog.at_level(logging.WARNING, "kvcairn"):
             e.answer("wrong", ids, params={"priority": 1000})
         assert e.cached["wrong"] == 768
         assert "kv_transfer_params['kvcairn'] ignored" in caplog.text
+        e.assert_nothing_is_open()
+
+
+def test_at_most_so_many_tokens_of_a_model_with_windows() -> None:
+    ids = prompt(900, 92)
+    with engine(cache(), window=48, pages=128) as e:
+        e.answer("stored", ids)
+        e.reset()
+        assert e.answer("some", ids, params={"max_load_tokens": 600}) == expected(ids, window=48, pages=128)
+        assert e.cached["some"] == 512
+        assert not any((s.kv_connector_stats or {}).get("failed_blocks") for s in e.stats)
         e.assert_nothing_is_open()
 
 

@@ -108,26 +108,26 @@ class Lookups:
         self._by_tier: dict[str, dict[str, int]] = {}  # of the last promise that was taken
         self._failed: set[str] = set()
 
-    def arrive(self, chain: Chain, computed_tokens: Callable[[], int]) -> None:
+    def arrive(self, chain: Chain, computed_tokens: Callable[[], int], controls: Controls) -> None:
         """A request came: begin to bring what lies on slower tiers, behind what the engine has itself."""
         try:
             hit = lookup_all(self._spaces, chain.keys)
             if self._is_here(hit):
                 return
-            self._look(chain, computed_tokens() // self._block_tokens)
+            tokens = computed_tokens()
+            self._look(chain, tokens // self._block_tokens, self._wanted(chain, tokens, controls))
         except KVCairnError as error:
             logger.warning("request %s: nothing is prefetched: %s", chain.request.request_id, error)
 
     def match(self, chain: Chain, computed_tokens: int, controls: Controls) -> int | None:
         """Return how many tokens behind `computed_tokens` can be loaded; None: ask again."""
         rid, start = chain.request.request_id, computed_tokens // self._block_tokens
-        found = (0, {}) if rid in self._failed else self._match(chain, start)
+        wanted = self._wanted(chain, computed_tokens, controls)
+        found = (0, {}) if rid in self._failed or wanted <= start else self._match(chain, start, wanted)
         if found is None:
             return None
         count, by_tier = found
-        end, wanted = start + count, len(chain.keys)
-        if controls.max_load_tokens is not None:
-            end = wanted = min(end, (computed_tokens + controls.max_load_tokens) // self._block_tokens)
+        end = start + count
         tokens = max(0, end * self._block_tokens - computed_tokens)
         self._promises[rid] = Promise(start, end if tokens else start, wanted, computed_tokens, by_tier)
         return tokens
@@ -210,17 +210,26 @@ class Lookups:
         """Lease what is in memory now; what is not is counted as missed."""
         return [space.acquire(keys, start, deadline_s=0.0) for space in self._spaces]
 
-    def _match(self, chain: Chain, start: int) -> tuple[int, dict[str, int]] | None:
+    def _wanted(self, chain: Chain, computed_tokens: int, controls: Controls) -> int:
+        """Return how many blocks of the whole prompt may be loaded, as its controls say."""
+        blocks = len(chain.extend())
+        if controls.max_load_tokens is None:
+            return blocks
+        return min(blocks, (computed_tokens + controls.max_load_tokens) // self._block_tokens)
+
+    def _match(self, chain: Chain, start: int, wanted: int) -> tuple[int, dict[str, int]] | None:
         """Return how many blocks from `start` on can be loaded, and from where; None: ask again."""
         try:
-            return self._look(chain, start)
+            return self._look(chain, start, wanted)
         except KVCairnError as error:
             logger.warning("request %s: computed instead of loaded: %s", chain.request.request_id, error)
             self._prefetches.pop(chain.request.request_id, None)
             return 0, {}
 
-    def _look(self, chain: Chain, start: int) -> tuple[int, dict[str, int]] | None:
-        rid, keys = chain.request.request_id, chain.extend()
+    def _look(self, chain: Chain, start: int, wanted: int) -> tuple[int, dict[str, int]] | None:
+        rid, keys = chain.request.request_id, chain.keys[:wanted]
+        if start >= wanted:
+            return 0, {}
         prefetch = self._prefetches.get(rid)
         if prefetch is not None and prefetch.start > start:  # pages that the engine had are gone
             self._prefetches.pop(rid).close()
@@ -234,7 +243,7 @@ class Lookups:
             return None
         if any(job.state is JobState.CANCELLED for job in prefetch.jobs):  # unclaimed for too long
             self._prefetches.pop(rid).close()
-            return self._look(chain, start)
+            return self._look(chain, start, wanted)
         return max(0, prefetch.start + prefetch.count - start), prefetch.by_tier
 
     def _is_here(self, hit: Hit) -> bool:

@@ -53,7 +53,7 @@ class Scheduler:
         self.stores.begin(chain, controls)
         if controls.load and chain.keys:
             self._hint(chain.keys, controls.hints)
-            self.lookups.arrive(chain, computed_tokens)
+            self.lookups.arrive(chain, computed_tokens, controls)
         return chain
 
     def match(self, request: Any, computed_tokens: int) -> int | None:
