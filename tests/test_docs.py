@@ -19,8 +19,11 @@ import typer
 
 import kvcairn as kv
 from kvcairn import bench, cache, config, demo
+from kvcairn.adapters import vllm
 from kvcairn.adapters.sglang.arguments import check_arguments
 from kvcairn.adapters.sglang.versions import check_version
+from kvcairn.adapters.vllm.controls import Controls
+from kvcairn.adapters.vllm.settings import ConnectorOptions
 from kvcairn.cli import app
 from kvcairn.core import batches, events, hints, leaving, promote, rebuild, writes
 from kvcairn.doctor import Check
@@ -193,6 +196,18 @@ def check_kvcairn(words: list[str]) -> None:
     assert {word for word in words if re.fullmatch(r"--?[\w-]+", word)} <= known
 
 
+def check_vllm(words: list[str]) -> None:
+    """The engine's JSON says what the connector needs; that vLLM takes it is tested with vLLM."""
+    transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
+    assert transfer.keys() == {
+        "kv_connector", "kv_connector_module_path", "kv_role", "kv_load_failure_policy", "kv_connector_extra_config",
+    }  # fmt: skip
+    assert transfer["kv_connector"] in vllm.__all__
+    assert transfer["kv_connector_module_path"] == vllm.__name__
+    assert transfer["kv_load_failure_policy"] == "recompute"
+    assert transfer["kv_connector_extra_config"].keys() == {"config"}
+
+
 def check_line(line: str) -> None:
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z_0-9]+=\S*", words[0]):
@@ -203,6 +218,10 @@ def check_line(line: str) -> None:
         case ["python", "-m", "sglang.launch_server", *arguments]:
             findings = list(check_arguments(shlex.join(arguments)))
             assert {finding.status for finding in findings} == {"ok"}, findings
+        case ["vllm", "serve", "MODEL", *rest] | ["python", "-m", "vllm.entrypoints.openai.api_server", *rest]:
+            check_vllm(rest)
+        case ["mkdir", "-p", _]:
+            pass
         case ["python", "-m", module, *_]:
             assert importlib.util.find_spec(module)
         case ["pip", "install", target]:
@@ -364,6 +383,14 @@ def test_top_level_settings() -> None:
         assert rows[name] == f"`{_toml(getattr(config.Config(), name))}`"
 
 
+@pytest.mark.parametrize(("title", "kind"), [("setting", ConnectorOptions), ("control", Controls)])
+def test_settings_of_the_vllm_connector(title: str, kind: type[msgspec.Struct]) -> None:
+    text = (DOCS / "guides" / "vllm.md").read_text().split(f"| {title} | default | what it says |")[1]
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.split("\n\n")[0], re.M))
+    defaults = {known.encode_name: known.default for known in msgspec.structs.fields(kind)}
+    assert rows == {name: "none" if value is None else f"`{_toml(value)}`" for name, value in defaults.items()}
+
+
 def test_statistics_are_explained() -> None:
     rows = first_names(table_rows(DOCS / "guides" / "operate.md", "Watching"))
     assert rows == [*kv.Stats.__struct_fields__, *kv.TierStats.__struct_fields__]
@@ -479,5 +506,3 @@ def test_not_there_yet() -> None:
         assert f"kvcairn {name}" not in set(leaves(COMMAND))
     with pytest.raises(kv.UnsupportedError):
         kv.Cache.connect("unix:/run/kvcairn.sock")
-    for engine in ("vllm",):
-        assert importlib.util.find_spec(f"kvcairn.adapters.{engine}") is None

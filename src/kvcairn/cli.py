@@ -149,12 +149,16 @@ def bench_hierarchy(as_json: Json = False) -> None:
 
 @bench_app.command("engine")
 def bench_engine(
-    engine: Annotated[Literal["sglang"], typer.Option(help="Which engine.")],
+    engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="Which engine.")],
+    model: Annotated[str | None, typer.Option(help="vLLM: folder or hub name; random weights unless given.")] = None,
     path: BenchPath = None,
     as_json: Json = False,
 ) -> None:
-    """A storage behind an engine, against the engine's own in the same run. Needs the engine."""
-    _bench(f"run_{engine}", as_json, path)
+    """Time to the first token and copies of vLLM, or a storage behind SGLang beside its own. Needs the engine."""
+    if engine == "sglang":
+        _bench("run_sglang", as_json, path)
+    else:
+        _bench("run_engine", as_json, engine, model)
 
 
 @app.command("ls")

@@ -49,6 +49,11 @@ class Job:
         """Why a failed job failed."""
         return self._status().error
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nothing more can arrive until somebody else lets go of memory."""
+        return self._status().stalled
+
     def query(self) -> bool:
         """Return whether the job has ended; never waits."""
         return self.state in FINAL

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import msgspec
 import pytest
 
-from kvcairn.bench import Figure, run_lookup, run_memory
+import kvcairn as kv
+from kvcairn.bench import Figure, run_engine, run_lookup, run_memory
 from kvcairn.bench.pages import PAGE_KIB
 
 SMALL_BLOCKS = 8192
@@ -55,3 +58,11 @@ def test_memory_yields_its_figures(memory: dict[str, Figure]) -> None:
 def test_a_figure_is_a_line_of_json(memory: dict[str, Figure]) -> None:
     line = msgspec.json.decode(msgspec.json.encode(memory["store"]))
     assert {"bench", "name", "value", "unit", "reference", "ratio", "runs"} <= set(line)
+
+
+def test_an_engine_that_is_not_there_is_named() -> None:
+    with pytest.raises(kv.ConfigError, match="expected one of"):
+        list(run_engine("tgi"))
+    if importlib.util.find_spec("vllm") is None:
+        with pytest.raises(kv.UnsupportedError, match="needs vLLM: pip install"):
+            list(run_engine("vllm"))

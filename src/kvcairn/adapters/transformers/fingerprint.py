@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-_EDGE_BYTES = 64 * 1024
+from kvcairn.adapters.weights import folder_fingerprint
+
 _SAMPLES = 256
-_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 _NOT_KV = frozenset({  # what changes no KV: versions, names, the dtype (in the layout), how results are returned
     "_attn_implementation", "_attn_implementation_internal", "_commit_hash", "_name_or_path", "architectures",
     "dtype", "output_attentions", "output_hidden_states", "return_dict", "torch_dtype", "transformers_version",
@@ -47,16 +47,7 @@ def _origin(model: Any) -> str:
     if revision := getattr(model.config, "_commit_hash", None):
         return str(revision)
     folder = Path(str(getattr(model, "name_or_path", "") or "."))
-    files = sorted(f for pattern in _WEIGHT_FILES for f in folder.glob(pattern)) if folder.name else []
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as f:
-            size = f.seek(0, 2)
-            f.seek(0)
-            digest.update(f"{file.name}{size}".encode() + f.read(_EDGE_BYTES))
-            f.seek(max(0, size - _EDGE_BYTES))
-            digest.update(f.read(_EDGE_BYTES))
-    return digest.hexdigest() if files else ""
+    return folder_fingerprint(folder) if folder.name else ""
 
 
 def _sample(tensor: torch.Tensor) -> bytes:
