@@ -208,6 +208,16 @@ def check_vllm(words: list[str]) -> None:
     assert transfer["kv_connector_extra_config"].keys() == {"config"}
 
 
+def check_pip(targets: list[str]) -> None:
+    extra = re.fullmatch(r"(?:\.|kvcairn)(?:\[(\w+)\])?", targets[0])
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extra and (extra[1] is None or extra[1] in known)
+    for engine in targets[1:]:
+        name, _, wanted = engine.partition("==")
+        assert name == "sglang"
+        check_version(wanted)
+
+
 def check_line(line: str) -> None:
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z_0-9]+=\S*", words[0]):
@@ -224,14 +234,8 @@ def check_line(line: str) -> None:
             pass
         case ["python", "-m", module, *_]:
             assert importlib.util.find_spec(module)
-        case ["pip", "install", target]:
-            extra = re.fullmatch(r"(?:\.|kvcairn)(?:\[(\w+)\])?", target)
-            known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-            assert extra and (extra[1] is None or extra[1] in known)
-        case ["pip", "install", "kvcairn", engine]:
-            name, _, wanted = engine.partition("==")
-            assert name == "sglang"
-            check_version(wanted)
+        case ["pip", "install", *targets]:
+            check_pip(targets)
         case [script, *_] if "scripts/" in script:
             assert os.access(ROOT / script, os.X_OK)
         case []:
