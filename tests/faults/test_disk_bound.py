@@ -50,15 +50,18 @@ def opened(folder: Path, capacity: int) -> Cache:
     return Cache.open(Config.from_dict({"tiers": [memory, {"type": "disk", "path": folder, "capacity": capacity}]}))
 
 
-def store(cache: Cache, space: Space, numbers: range) -> None:
-    """Store chains and drop every third of them."""
+def store(cache: Cache, space: Space, numbers: range) -> int:
+    """Store chains and drop every third of them; return the most bytes that were in use."""
+    used = 0
     for begin in range(numbers.start, numbers.stop, BATCH):
         chains = [space.keys(np.full(LENGTH * DESCRIPTOR.block_tokens, n)) for n in range(begin, begin + BATCH)]
         for keys in chains:
             space.put(keys, [bytes(space.block_bytes)] * LENGTH)
         assert cache.drain("disk", timeout_s=60)
+        used = max(used, cache.stats().tiers["disk"].used_bytes)
         for keys in chains[::3]:
             space.forget(keys)
+    return used
 
 
 @pytest.mark.slow
@@ -74,8 +77,7 @@ def test_du_never_says_more_than_the_capacity(tmp_path: Path, capacity: int) -> 
         for turn in range(4):
             with opened(folder, capacity) as cache:
                 space = cache.space(DESCRIPTOR)
-                store(cache, space, range(1000 * turn, 1000 * turn + chains))
-                used = cache.stats().tiers["disk"].used_bytes
+                used = store(cache, space, range(1000 * turn, 1000 * turn + chains))
                 assert used > capacity // 3, "the room there is gets used"
                 if turn == 2:
                     assert cache.clear()
