@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -80,10 +80,12 @@ class Segments:
     def sizes(self) -> dict[int, int]:
         """Return the size in bytes of each segment file that is there."""
         found = {}
-        for entry in os.scandir(self._folder):
-            match = _NAME.fullmatch(entry.name)
-            if match and entry.is_file(follow_symlinks=False):
-                found[int(match[1])] = entry.stat(follow_symlinks=False).st_size
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                match = _NAME.fullmatch(entry.name)
+                if match and entry.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):  # given up while we look
+                        found[int(match[1])] = entry.stat(follow_symlinks=False).st_size
         return found
 
     def latest_ns(self, segments: Iterable[int]) -> int:
