@@ -244,7 +244,7 @@ def clear_tier(table: Table, draw: Draw) -> None:
         table.kill(None, None)
     if lower and table.rig.setup.write_policy != "none":
         table.model.doubt()
-    else:
+    elif tier == "memory":  # nothing lies below
         table.model.clear(None)
 
 
