@@ -262,7 +262,7 @@ class Batches:
         residency.publish(group, rows[good], self._state.now())
         if good.any():  # leaves are to go before their parents, which were published before them
             chain = self._state.tree.ancestors(int(rows[good][0]))[::-1]
-            residency.policy.touch(np.concatenate([np.array(chain, dtype=np.intp), rows[good]]), self._state.now())
+            residency.policy.refresh(np.concatenate([np.array(chain, dtype=np.intp), rows[good]]), self._state.now())
         deletes = [
             Delete(BlockRef(batch.space.rows.space_id, self._state.tree.key(row), group), self._level.slot(address))
             for row, address, outcome in zip(

@@ -22,8 +22,8 @@ from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.core.stats import stats
 from kvcairn.core.store import Store
+from kvcairn.core.uses import Uses
 from kvcairn.errors import ConfigError
-from kvcairn.index.arrays import Rows
 from kvcairn.types import JobState, MissReason
 
 NEVER_S = float("inf")
@@ -48,6 +48,7 @@ class Core:
         self._direct = DirectReads(state, self.drops)
         self._store = Store(state, self.drops)
         self._writes = Writes(state, self.drops)
+        self._uses = Uses(state, self._writes)
         self._rebuilds: dict[str, Rebuild] = {}
         self._handlers: dict[type, Callable[[Any], Any]] = _handlers(self)
 
@@ -144,7 +145,7 @@ class Core:
         space, keys = self._wanted(request)
         look = state.walker.walk_ahead if request.wait_s > 0 else state.walker.walk
         walk = look(space, keys, state.now())
-        self._seen(walk.rows[: walk.length])
+        self._uses.seen(walk.rows[: walk.length])
         lengths = state.walker.in_memory(space, walk.rows[: walk.length], state.now())
         here = lengths[-1] if lengths else 0
         if request.wait_s > 0 and walk.length > here:
@@ -169,7 +170,7 @@ class Core:
         state = self.state
         space, keys = self._wanted(request)
         walk = state.walker.walk_ahead(space, keys, state.now())
-        self._seen(walk.rows[: walk.length])
+        self._uses.seen(walk.rows[: walk.length])
         job = self._loads.start(
             space,
             keys,
@@ -188,7 +189,7 @@ class Core:
     def _commit(self, request: rq.Commit) -> rq.Value:
         hold = self.state.ledger.get(request.reservation, "reservation")
         published = self._store.commit(request)
-        self._seen(self.state.tree.find(hold.space.rows, hold.keys))
+        self._uses.stored(hold, published)
         return self._changed(published.size)
 
     def _abort(self, request: rq.Abort) -> rq.Value:
@@ -255,7 +256,7 @@ class Core:
     def _touch(self, request: rq.Touch) -> rq.Value:
         space, keys = self._wanted(request)
         rows = self.state.tree.find(space.rows, keys)
-        self._seen(rows[rows >= 0])
+        self._uses.seen(rows[rows >= 0])
         return rq.Value(None)
 
     def _forget(self, request: rq.Forget) -> rq.Value:
@@ -319,14 +320,6 @@ class Core:
     def _wanted(self, request: rq.Chain) -> tuple[SpaceInfo, list[bytes]]:
         keys = request.keys[request.start :] if request.start else request.keys
         return self.state.spaces[request.space], keys
-
-    def _seen(self, rows: Rows) -> None:
-        """Blocks were used: they become more recent everywhere, and are written where a policy wants them."""
-        rows = rows[rows >= 0]
-        now = self.state.now()
-        for level in self.state.levels:
-            level.residency.policy.touch(rows, now)
-        self._writes.seen(rows)
 
     def _changed(self, reply: Any = None) -> rq.Value:
         self._loads.advance_all()

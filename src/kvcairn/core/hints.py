@@ -1,4 +1,4 @@
-"""Hints: times to live, and pins that keep blocks from eviction under a cap."""
+"""Hints: what eviction policies are told, times to live, and pins that keep blocks from eviction under a cap."""
 
 from __future__ import annotations
 
@@ -10,6 +10,27 @@ from kvcairn.index.arrays import Rows
 from kvcairn.types import CopyState, Hints
 
 PIN_FRACTION = 0.25  # of the memory tier
+SESSIONS = 1 << 16  # names remembered
+
+
+class Sessions:
+    """Numbers for the names of sessions, from 1; of many the oldest half is forgotten, and numbered anew if named."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._young: dict[str, int] = {}
+        self._old: dict[str, int] = {}
+        self._last = 0
+
+    def number(self, name: str) -> int:
+        """Return the number of a session."""
+        number = self._young.get(name) or self._old.get(name)
+        if number is None:
+            self._last = number = self._last % 0xFFFF_FFFF + 1
+        if len(self._young) >= SESSIONS // 2:
+            self._old, self._young = self._young, {}
+        self._young[name] = number
+        return number
 
 
 class Pins:
@@ -20,12 +41,14 @@ class Pins:
         self._state = state
         self._pinned: dict[tuple[int, int], SpaceInfo] = {}  # by (row, group)
         self._bytes = 0
+        self._sessions = Sessions()
 
     def hint(self, space: SpaceInfo, rows: Rows, hints: Hints) -> int:
         """Note hints; return the number of blocks that are pinned now, of those the call names.
 
         A pin beyond the cap, or of a block that is not in memory, is refused: the number is smaller then.
         """
+        self._note(rows, hints)
         if hints.ttl_s is not None:
             self._state.tree.nodes.expires_s[rows] = self._state.now() + hints.ttl_s
             self._state.walker.has_expiry = True
@@ -33,6 +56,15 @@ class Pins:
             self.unpin(rows)
             return 0
         return sum(self._pin(space, row) for row in rows.tolist())
+
+    def _note(self, rows: Rows, hints: Hints) -> None:
+        """Tell the eviction policies of all tiers what was hinted."""
+        hinted = self._state.tree.nodes.hinted
+        hinted.priority[rows] = hints.priority
+        if hints.session is not None:
+            hinted.session[rows] = self._sessions.number(hints.session)
+        for level in self._state.levels:
+            level.residency.policy.hint(rows, hints.ends_session, self._state.now())
 
     def unpin(self, rows: Rows) -> None:
         """End the pins of rows."""

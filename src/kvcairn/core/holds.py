@@ -24,6 +24,7 @@ class Hold:
         kind: what a client knows it as.
         space: the space of all of them.
         keys: the chain it was made for.
+        start: number of the first of them that was asked for.
         pinned: rows pinned, by tier and group, with the addresses that their copies had then.
         shares: handles that refer to it: the first one, and one for each adopted ticket.
     """
@@ -34,6 +35,7 @@ class Hold:
     pinned: list[tuple[Residency, int, Rows, Addresses]] = field(default_factory=list)
     shares: int = 1
     number: int = 0
+    start: int = 0
 
 
 class Ledger:

@@ -85,7 +85,7 @@ class Leases:
             return
         rows, _ = self._open.pop(number)
         self._counted.pop(number, None)
-        self._state.memory.residency.policy.touch(rows, self._state.now())
+        self._state.memory.residency.policy.refresh(rows, self._state.now())
 
     def damaged(self, number: int, block: int) -> None:
         """Drop a copy that failed its checksum, and undo the lease with all that it counted."""

@@ -22,6 +22,7 @@ from kvcairn.core.spaces import Spaces
 from kvcairn.core.state import State
 from kvcairn.core.walk import Walker
 from kvcairn.errors import ConfigError, TierError
+from kvcairn.index.facts import NodeFacts
 from kvcairn.index.tree import Tree
 from kvcairn.memory.arena import Arena
 from kvcairn.memory.slots import PAGE_BYTES, Addresses, SlotAllocator
@@ -63,7 +64,7 @@ def open_core(config: Config, *, executor: Executor | None = None, wrap: Wrap | 
     arena = Arena(capacity)
     tree = Tree()
     fastest, readers, spaces = Fastest(tree), Readers(tree), Spaces(tree)
-    policy = eviction.create(options.eviction, "tiers[0].eviction")
+    policy = eviction.create(options.eviction, NodeFacts(tree), "tiers[0].eviction")
     memory = Residency(options.name, tree, allocator, policy, fastest, readers)
     levels = [Level(options.name, memory, capacity_bytes=options.capacity_bytes)]
     fastest.set_levels([memory])
@@ -144,7 +145,7 @@ def _level(state: State, tier: Tier, options: TierOptions, path: str) -> Level:
     registry.check_capacity(tier, options, path)
     allocator = SlotAllocator(given["capacity_bytes"] - tier.overhead_bytes, tier.region_bytes)
     allocator.go_on_from(tier.last_generation)
-    policy = eviction.create(given.get("eviction", "lru"), f"{path}.eviction")
+    policy = eviction.create(given.get("eviction", "lru"), NodeFacts(state.tree), f"{path}.eviction")
     residency = Residency(options.name, state.tree, allocator, policy, state.fastest, state.readers)
     residency.header_bytes = tier.header_bytes
     level = Level(

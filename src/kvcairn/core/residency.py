@@ -136,7 +136,10 @@ class Residency:
             self._count_children(group, ready, -1)
             self.fastest.recount(group, ready)
             gone = ready[~self.resident(ready)]
-            self.policy.remove(gone)
+            if reason is MissReason.EVICTED:
+                self.policy.evict(gone)
+            else:
+                self.policy.remove(gone)
             self.tree.note_gone(ready, reason)
             self.readers.removed(self.name, gone)
         if ready.size < rows.size:
@@ -257,6 +260,7 @@ class Counts:
         """All zero."""
         self.blocks = self.in_flight = self.pinned_bytes = self.quarantined_bytes = 0
         self.let_go = 0  # grows whenever a copy may have become free to leave
+        self.stuck: dict[int | None, int] = {}  # by slot size: `let_go` when nothing could leave
         self.copies: dict[tuple[int, int], int] = {}  # slots in use by (space, group)
 
     def add(self, spaces: np.ndarray[tuple[int], np.dtype[np.int32]], group: int, by: int) -> None:

@@ -20,6 +20,7 @@ class Room:
     def __init__(self, residency: Residency, spaces: Spaces, evicting: Callable[[int, Rows], None]) -> None:
         """Work on that tier; `evicting(group, rows)` is told of copies before they leave."""
         self._residency, self._spaces, self._evicting = residency, spaces, evicting
+        self._passed: dict[int, None] = {}  # candidates met that may not go, in the order in which they were met
 
     def make(self, slot_bytes: int, count: int) -> int:
         """Evict until `count` slots of that size can be taken, or as many as can be; return how many can.
@@ -30,12 +31,19 @@ class Room:
         have = allocator.obtainable(slot_bytes, count)
         if have >= count:
             return count
+        counts = self._residency.counts
+        if counts.stuck.get(slot_bytes) == counts.let_go:
+            return have  # nothing could leave, and nothing was let go of since
         self._evict(self._same_size(slot_bytes, count - have))
         while (have := allocator.obtainable(slot_bytes, count)) < count:
             victims = self._other_sizes(slot_bytes)
             if not victims:
                 break
             self._evict(victims)
+        if self._passed:
+            self._residency.policy.defer(np.array(list(self._passed)[::-1], dtype=np.intp))
+        if have < count:
+            counts.stuck[slot_bytes] = counts.let_go
         return min(have, count)
 
     def _evict(self, victims: list[Victim]) -> None:
@@ -94,16 +102,17 @@ class Room:
         A node that stands before its children in the order is passed over, and taken up again behind the last of them.
         """
         gone: dict[tuple[int, int], int] = {}  # (group, parent): children that leave
-        passed: set[int] = set()
+        passed = self._passed
+        passed.clear()
         parents = self._residency.tree.nodes.parent
         for candidate in self._residency.policy.candidates():
             row = candidate
             while row >= 0 and (slot_bytes is None or self._has_size(row, slot_bytes)):
                 groups = self._groups_to_go(row, gone)
                 if not groups:
-                    passed.add(row)
+                    passed[row] = None
                     break
-                passed.discard(row)
+                passed.pop(row, None)
                 above = int(parents[row])
                 for group in groups:
                     gone[group, above] = gone.get((group, above), 0) + 1

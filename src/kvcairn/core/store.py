@@ -50,7 +50,7 @@ class Store:
         rows = state.tree.find(space.rows, keys)
         above = keys[request.start - 1] if request.start else request.parent
         parent = state.tree.find(space.rows, [above] if above else [])
-        hold = state.ledger.add(Hold("reservation", space, keys))
+        hold = state.ledger.add(Hold("reservation", space, keys, start=request.start))
         # Eviction is leaf-first: with its nearest ancestor pinned none of those above can leave.
         self._pin_ready(hold, rows if request.start else np.concatenate([parent, rows]))
         wanted = rows[request.start :]

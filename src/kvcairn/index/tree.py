@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kvcairn.index.arrays import NO_ROWS, Rows, column, grown
 from kvcairn.index.copies import Copies
 from kvcairn.index.ghosts import Ghosts
+from kvcairn.index.hinted import Hinted
 from kvcairn.index.table import KeyTable
 from kvcairn.types import CopyState, MissReason
 
@@ -302,6 +303,7 @@ class Nodes:
         self.serial = column("u4", rows)  # grows when a row is used again
         self.sights = column("u1", rows)  # how often it was seen, where a write policy asks for it
         self.expires_s = column("f8", rows, 0)  # 0: never
+        self.hinted = Hinted(rows)
         self.key = np.zeros((rows + 1, 32), dtype=np.uint8)
 
     def grow(self, rows: int) -> None:
@@ -312,6 +314,7 @@ class Nodes:
         self.gone, self.serial = grown(self.gone, rows), grown(self.serial, rows)
         self.sights = grown(self.sights, rows)
         self.expires_s, self.key = grown(self.expires_s, rows), grown(self.key, rows)
+        self.hinted.grow(rows)
 
     def start(self, rows: Rows, space: int, keys: list[bytes]) -> None:
         """Give free rows to new blocks, parent unknown."""
@@ -326,6 +329,7 @@ class Nodes:
         self.space[row] = -1
         self.parent[row] = UNKNOWN_PARENT
         self.expires_s[row] = 0
+        self.hinted.clear(row)
 
 
 __all__ = ["NO_ROWS", "ROOT", "UNKNOWN_PARENT", "Nodes", "Rows", "SpaceRows", "Tree"]

@@ -1,0 +1,24 @@
+"""What clients told of blocks: columns beside those of the tree."""
+
+from __future__ import annotations
+
+from kvcairn.index.arrays import Rows, column, grown
+
+PRIORITY = 50  # where no hint says otherwise
+
+
+class Hinted:
+    """One element a row: `priority` 0 to 100, and the number of the `session`, 0 where none was named."""
+
+    def __init__(self, rows: int) -> None:
+        """Nothing is hinted."""
+        self.priority = column("u1", rows, PRIORITY)
+        self.session = column("u4", rows)
+
+    def grow(self, rows: int) -> None:
+        """Follow the tree."""
+        self.priority, self.session = grown(self.priority, rows, PRIORITY), grown(self.session, rows)
+
+    def clear(self, row: int | Rows) -> None:
+        """Forget what was hinted for rows."""
+        self.priority[row], self.session[row] = PRIORITY, 0
