@@ -107,4 +107,4 @@ class PrefetchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 BUILT_IN_TIERS: Final[Mapping[str, type[TierOptions]]] = MappingProxyType(
     {"memory": MemoryTierOptions, "disk": DiskTierOptions}
 )
-BUILT_IN_EVICTIONS: Final = ("lru",)
+BUILT_IN_EVICTIONS: Final = ("arc", "fifo", "lfu", "lru", "priority", "s3fifo", "session")

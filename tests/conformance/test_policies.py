@@ -8,14 +8,20 @@ from collections.abc import Callable
 
 import pytest
 
-from kvcairn.policy.eviction.base import EvictionPolicy
+from kvcairn.policy.eviction.arc import ARC
+from kvcairn.policy.eviction.base import EvictionPolicy, Facts
+from kvcairn.policy.eviction.fifo import FIFO
+from kvcairn.policy.eviction.lfu import LFU
 from kvcairn.policy.eviction.lru import LRU
+from kvcairn.policy.eviction.priority import Priority
+from kvcairn.policy.eviction.s3fifo import S3FIFO
+from kvcairn.policy.eviction.session import Session
 from kvcairn.testing.policy_tests import PolicyTests, rows
 
 
 class TestLRU(PolicyTests):
     @pytest.fixture
-    def make_policy(self) -> Callable[[], EvictionPolicy]:
+    def make_policy(self) -> Callable[[Facts], EvictionPolicy]:
         return LRU
 
     def test_the_least_recently_used_goes_first(self, policy: EvictionPolicy) -> None:
@@ -33,3 +39,40 @@ class TestLRU(PolicyTests):
                 assert next(policy.candidates()) == oldest
                 policy.remove(rows(oldest))
         assert list(policy.candidates()) == list(order)
+
+
+class TestFIFO(PolicyTests):
+    @pytest.fixture
+    def make_policy(self) -> Callable[[Facts], EvictionPolicy]:
+        return FIFO
+
+
+class TestARC(PolicyTests):
+    @pytest.fixture
+    def make_policy(self) -> Callable[[Facts], EvictionPolicy]:
+        return ARC
+
+
+class TestPriority(PolicyTests):
+    @pytest.fixture
+    def make_policy(self) -> Callable[[Facts], EvictionPolicy]:
+        return Priority
+
+
+class TestS3FIFO(PolicyTests):
+    @pytest.fixture
+    def make_policy(self) -> Callable[[Facts], EvictionPolicy]:
+        return S3FIFO
+
+
+class TestSession(PolicyTests):
+    @pytest.fixture
+    def make_policy(self) -> Callable[[Facts], EvictionPolicy]:
+        return Session
+
+
+@pytest.mark.filterwarnings("ignore:eviction 'lfu'")
+class TestLFU(PolicyTests):
+    @pytest.fixture
+    def make_policy(self) -> Callable[[Facts], EvictionPolicy]:
+        return LFU

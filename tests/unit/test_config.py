@@ -204,7 +204,7 @@ REFUSED: list[tuple[str, object, str, str]] = [
     ("tiers.0.capacity", "unlimited", "tiers[0].capacity", "expected a size"),
     ("tiers.0.region", "17 MiB", "tiers[0].region", "above the capacity of 16 MiB"),
     ("tiers.0.eviction", "lfru", "tiers[0].eviction", "no such eviction policy"),
-    ("tiers.1.eviction", "arc", "tiers[1].eviction", "use one of: lru"),
+    ("tiers.1.eviction", "belady", "tiers[1].eviction", "use one of: arc, fifo, lfu, lru"),
     ("tiers.0.poison", 1, "tiers[0].poison", "expected `bool`"),
     ("tiers.0.name", "", "tiers[0].name", "matching regex"),
     ("tiers.0.name", "disk", "tiers[1].name", "tiers[0] has this name"),

@@ -18,6 +18,7 @@ _PLACES: Final = {
     "Fault": "faulty",
     "FaultKind": "faulty",
     "FaultyTier": "faulty",
+    "PlainFacts": "plain_facts",
     "PolicyTests": "policy_tests",
     "Rig": "rig",
     "Setup": "rig",

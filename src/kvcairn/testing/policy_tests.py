@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pytest
 
-from kvcairn.policy.eviction.base import EvictionPolicy, Rows
+from kvcairn.policy.eviction.base import EvictionPolicy, Facts, Rows
+from kvcairn.testing.plain_facts import PlainFacts
 
 
 def rows(*numbers: int) -> Rows:
@@ -26,14 +27,14 @@ class PolicyTests:
     """
 
     @pytest.fixture
-    def make_policy(self) -> Callable[[], EvictionPolicy]:
+    def make_policy(self) -> Callable[[Facts], EvictionPolicy]:
         """Return the class of the policy, or another function that makes an empty one."""
         raise NotImplementedError("override the fixture `make_policy`")
 
     @pytest.fixture
-    def policy(self, make_policy: Callable[[], EvictionPolicy]) -> EvictionPolicy:
+    def policy(self, make_policy: Callable[[Facts], EvictionPolicy]) -> EvictionPolicy:
         """Return an empty policy."""
-        return make_policy()
+        return make_policy(PlainFacts())
 
     def expect(self, policy: EvictionPolicy, resident: Iterable[int]) -> None:
         """Expect each of these rows once, and no other."""
@@ -93,8 +94,8 @@ class PolicyTests:
         assert [next(part), next(part)] == first[:2]
         assert list(policy.candidates()) == first
 
-    def test_two_policies_share_nothing(self, make_policy: Callable[[], EvictionPolicy]) -> None:
-        one, two = make_policy(), make_policy()
+    def test_two_policies_share_nothing(self, make_policy: Callable[[Facts], EvictionPolicy]) -> None:
+        one, two = make_policy(PlainFacts()), make_policy(PlainFacts())
         one.add(rows(1), 0.0)
         self.expect(two, [])
         two.add(rows(2), 0.0)
@@ -119,9 +120,16 @@ class PolicyTests:
                 resident.update(new)
             elif choice < 0.8:
                 policy.touch(rows(*chain), now_s)
-            else:
-                policy.remove(rows(*chain))
+            elif choice < 0.9:
+                leave = policy.remove if choice < 0.85 else policy.evict
+                leave(rows(*chain))
                 resident.difference_update(chain)
+            elif choice < 0.93:
+                policy.refresh(rows(*chain), now_s)
+            elif choice < 0.96:
+                policy.defer(rows(*chain))
+            else:
+                policy.hint(rows(*chain), draw.random() < 0.3, now_s)
             if turn % 50 == 0:
                 self.expect(policy, resident)
         self.expect(policy, resident)

@@ -11,6 +11,7 @@ from kvcairn.index.tree import ROOT, Tree
 from kvcairn.layout import KVLayout, SpaceDescriptor
 from kvcairn.memory.slots import PAGE_BYTES, Addresses, SlotAllocator
 from kvcairn.policy.eviction.lru import LRU
+from kvcairn.testing import PlainFacts
 from kvcairn.types import CopyState, MissReason
 
 LAYOUT = KVLayout.full(layers=1, kv_heads=1, head_dim=64, dtype="int8")
@@ -22,8 +23,11 @@ class Tier:
     def __init__(self, *names: str) -> None:
         self.tree = Tree()
         self.fastest = Fastest(self.tree)
+        self.facts = PlainFacts()
         self.levels = [
-            Residency(name, self.tree, SlotAllocator(64 * PAGE_BYTES), LRU(), self.fastest, Readers(self.tree))
+            Residency(
+                name, self.tree, SlotAllocator(64 * PAGE_BYTES), LRU(self.facts), self.fastest, Readers(self.tree)
+            )
             for name in names or ("memory",)
         ]
         self.fastest.set_levels(self.levels)

@@ -31,7 +31,8 @@ class GhostQueue:
     def holds(self, names: Names) -> npt.NDArray[np.bool_]:
         """Say of each name whether it is here."""
         bucket = (names & self._mask).astype(np.intp)
-        found: npt.NDArray[np.bool_] = ((self._names[bucket] == names[:, None]) & (self._stamps[bucket] > 0)).any(axis=1)
+        is_it = (self._names[bucket] == names[:, None]) & (self._stamps[bucket] > 0)
+        found: npt.NDArray[np.bool_] = is_it.any(axis=1)
         return found
 
     def push(self, names: Names) -> None:

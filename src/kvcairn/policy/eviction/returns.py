@@ -41,6 +41,7 @@ class Returns:
     def find(self, names: Names) -> npt.NDArray[np.int64]:
         """Return for each name the request that ended with it, 0 where none is known."""
         bucket = (names & np.uint64(_KEPT - 1)).astype(np.intp)
+        found: npt.NDArray[np.int64]
         found = np.where(self._names[bucket] == names[:, None], self._requests[bucket], 0).max(axis=1, initial=0)
         found[found <= self.latest - _KEPT] = 0
         return found

@@ -70,7 +70,8 @@ class S3FIFO(EvictionPolicy):
 
     def candidates(self) -> Iterator[int]:
         """Yield unused ones from the small queue while it is too large, else from the main one; then the used ones."""
-        self._met = met = []
+        met: list[int] = []
+        self._met = met
         small = self._unused(_SMALL, 1, met)
         main = self._unused(_MAIN, 0, met)
         left, least = self._queues.sizes[_SMALL], int(_SMALL_FRACTION * self._capacity)

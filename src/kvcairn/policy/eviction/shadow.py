@@ -9,7 +9,8 @@ import numpy as np
 from kvcairn.policy.eviction.base import Names
 from kvcairn.policy.eviction.ghosts import GhostQueue
 
-_SAMPLED: Final = 16  # one block in so many (C. Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015)
+# One block in so many: C. Waldspurger et al., "Efficient MRC Construction with SHARDS", FAST 2015.
+_SAMPLED: Final = 16
 _WINDOW: Final = 2_048  # sampled uses after which a judgement is made
 _MARGIN: Final = 0.01  # of the uses in a window: so much more must the shadow serve
 _MOST_WINDOWS: Final = 16
