@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvcairn import requests as rq
+from kvcairn.core import uses
 from kvcairn.core.direct import DirectReads
 from kvcairn.core.drops import Drops
 from kvcairn.core.hints import Pins
@@ -22,7 +23,6 @@ from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.core.stats import stats
 from kvcairn.core.store import Store
-from kvcairn.core.uses import Uses
 from kvcairn.errors import ConfigError
 from kvcairn.types import JobState, MissReason
 
@@ -48,7 +48,6 @@ class Core:
         self._direct = DirectReads(state, self.drops)
         self._store = Store(state, self.drops)
         self._writes = Writes(state, self.drops)
-        self._uses = Uses(state, self._writes)
         self._rebuilds: dict[str, Rebuild] = {}
         self._handlers: dict[type, Callable[[Any], Any]] = _handlers(self)
 
@@ -145,7 +144,7 @@ class Core:
         space, keys = self._wanted(request)
         look = state.walker.walk_ahead if request.wait_s > 0 else state.walker.walk
         walk = look(space, keys, state.now())
-        self._uses.seen(walk.rows[: walk.length])
+        uses.named(self.state, self._writes, walk.rows[: walk.length])
         lengths = state.walker.in_memory(space, walk.rows[: walk.length], state.now())
         here = lengths[-1] if lengths else 0
         if request.wait_s > 0 and walk.length > here:
@@ -170,7 +169,7 @@ class Core:
         state = self.state
         space, keys = self._wanted(request)
         walk = state.walker.walk_ahead(space, keys, state.now())
-        self._uses.seen(walk.rows[: walk.length])
+        uses.named(self.state, self._writes, walk.rows[: walk.length])
         job = self._loads.start(
             space,
             keys,
@@ -189,7 +188,7 @@ class Core:
     def _commit(self, request: rq.Commit) -> rq.Value:
         hold = self.state.ledger.get(request.reservation, "reservation")
         published = self._store.commit(request)
-        self._uses.stored(hold, published)
+        uses.stored(self.state, self._writes, hold, published)
         return self._changed(published.size)
 
     def _abort(self, request: rq.Abort) -> rq.Value:
@@ -256,7 +255,7 @@ class Core:
     def _touch(self, request: rq.Touch) -> rq.Value:
         space, keys = self._wanted(request)
         rows = self.state.tree.find(space.rows, keys)
-        self._uses.seen(rows[rows >= 0])
+        uses.named(self.state, self._writes, rows[rows >= 0])
         return rq.Value(None)
 
     def _forget(self, request: rq.Forget) -> rq.Value:

@@ -66,7 +66,7 @@ class Drops:
         """Drop those of the keys whose time to live is over."""
         if self._state.walker.has_expiry:
             rows = self._state.tree.find(space.rows, keys)
-            expires = self._state.tree.nodes.expires_s[rows]
+            expires = self._state.tree.nodes.hinted.expires_s[rows]
             over = rows[(rows >= 0) & (expires > 0) & (expires <= self._state.now())]
             for level in self._state.levels:
                 for group, copies in enumerate(level.residency.copies):

@@ -50,7 +50,7 @@ class Pins:
         """
         self._note(rows, hints)
         if hints.ttl_s is not None:
-            self._state.tree.nodes.expires_s[rows] = self._state.now() + hints.ttl_s
+            self._state.tree.nodes.hinted.expires_s[rows] = self._state.now() + hints.ttl_s
             self._state.walker.has_expiry = True
         if not hints.pin:
             self.unpin(rows)

@@ -105,6 +105,7 @@ class Residency:
         self.tree.nodes.copies[rows] += 1
         self.allocator.bind(addresses, rows)
         self.counts.add(self.tree.nodes.space[rows], group, 1)
+        self.counts.let_go += 1  # what was found may leave
         self.counts.blocks += rows.size
         self._count_children(group, rows, 1)
 

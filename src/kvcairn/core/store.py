@@ -88,7 +88,7 @@ class Store:
             if request.checksums is not None and rows.size:
                 sums = [request.checksums[group][at] or bytes(16) for at in part.at[good].tolist()]
                 memory.of(group).checksum[rows] = np.frombuffer(b"".join(sums), dtype=np.uint8).reshape(-1, 16)
-            state.tree.nodes.expires_s[rows] = 0
+            state.tree.nodes.hinted.expires_s[rows] = 0
             memory.publish(group, rows, now)
             published = np.union1d(published, rows) if published.size else rows
             self._discard(group, part, is_ours & ~good, ~is_ours)

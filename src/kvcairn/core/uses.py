@@ -1,4 +1,7 @@
-"""Blocks were used: eviction policies learn of it, and blocks are written where a policy wants them."""
+"""Blocks were used: eviction policies learn of it, and blocks are written where a policy wants them.
+
+One use of a block for each request that names it.
+"""
 
 from __future__ import annotations
 
@@ -10,34 +13,28 @@ from kvcairn.core.state import State
 from kvcairn.index.arrays import Rows
 
 
-class Uses:
-    """One use of a block for each request that names it."""
+def named(state: State, writes: Writes, rows: Rows) -> None:
+    """A request named these blocks, -1 where one is not known: they become more recent everywhere."""
+    rows = rows[rows >= 0]
+    for level in state.levels:
+        level.residency.policy.touch(rows, state.now())
+    writes.seen(rows)
 
-    def __init__(self, state: State, writes: Writes) -> None:
-        """Tell the tiers of that state."""
-        self._state, self._writes = state, writes
 
-    def seen(self, rows: Rows) -> None:
-        """A request named these blocks, -1 where one is not known: they become more recent everywhere."""
-        rows = rows[rows >= 0]
-        for level in self._state.levels:
-            level.residency.policy.touch(rows, self._state.now())
-        self._writes.seen(rows)
+def stored(state: State, writes: Writes, hold: Hold, published: Rows) -> None:
+    """A reservation was committed.
 
-    def stored(self, hold: Hold, published: Rows) -> None:
-        """A reservation was committed.
-
-        What it published has its first use already, and what lies before its start was used when it was acquired; what
-        it found there is used once more.
-        """
-        rows = self._state.tree.find(hold.space.rows, hold.keys)
-        there = rows[hold.start :]
-        there = there[(there >= 0) & ~np.isin(there, published)]
-        rows = rows[rows >= 0]
-        now = self._state.now()
-        for level in self._state.levels:
-            policy = level.residency.policy
-            if there.size:
-                policy.touch(there, now)
-            policy.refresh(rows, now)
-        self._writes.seen(rows)
+    What it published has its first use already, and what lies before its start was used when it was acquired; what it
+    found there is used once more.
+    """
+    rows = state.tree.find(hold.space.rows, hold.keys)
+    there = rows[hold.start :]
+    there = there[(there >= 0) & ~np.isin(there, published)]
+    rows = rows[rows >= 0]
+    now = state.now()
+    for level in state.levels:
+        policy = level.residency.policy
+        if there.size:
+            policy.touch(there, now)
+        policy.refresh(rows, now)
+    writes.seen(rows)

@@ -158,7 +158,7 @@ class Walker:
     def _expired(self, rows: Rows, now_s: float) -> npt.NDArray[np.bool_]:
         if not self.has_expiry:
             return np.zeros(rows.size, dtype=np.bool_)
-        expires = self._tree.nodes.expires_s[rows]
+        expires = self._tree.nodes.hinted.expires_s[rows]
         return (expires > 0) & (expires <= now_s)
 
 

@@ -8,17 +8,22 @@ PRIORITY = 50  # where no hint says otherwise
 
 
 class Hinted:
-    """One element a row: `priority` 0 to 100, and the number of the `session`, 0 where none was named."""
+    """One element a row.
+
+    `priority` is 0 to 100, `session` a number, 0 where none was named, `expires_s` a time, 0 for never.
+    """
 
     def __init__(self, rows: int) -> None:
         """Nothing is hinted."""
         self.priority = column("u1", rows, PRIORITY)
         self.session = column("u4", rows)
+        self.expires_s = column("f8", rows)
 
     def grow(self, rows: int) -> None:
         """Follow the tree."""
         self.priority, self.session = grown(self.priority, rows, PRIORITY), grown(self.session, rows)
+        self.expires_s = grown(self.expires_s, rows)
 
     def clear(self, row: int | Rows) -> None:
         """Forget what was hinted for rows."""
-        self.priority[row], self.session[row] = PRIORITY, 0
+        self.priority[row], self.session[row], self.expires_s[row] = PRIORITY, 0, 0

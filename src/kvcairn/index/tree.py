@@ -302,7 +302,6 @@ class Nodes:
         self.gone = column("u1", rows)  # why the last copy left, as a code
         self.serial = column("u4", rows)  # grows when a row is used again
         self.sights = column("u1", rows)  # how often it was seen, where a write policy asks for it
-        self.expires_s = column("f8", rows, 0)  # 0: never
         self.hinted = Hinted(rows)
         self.key = np.zeros((rows + 1, 32), dtype=np.uint8)
 
@@ -313,7 +312,7 @@ class Nodes:
         self.space, self.copies = grown(self.space, rows, -1), grown(self.copies, rows)
         self.gone, self.serial = grown(self.gone, rows), grown(self.serial, rows)
         self.sights = grown(self.sights, rows)
-        self.expires_s, self.key = grown(self.expires_s, rows), grown(self.key, rows)
+        self.key = grown(self.key, rows)
         self.hinted.grow(rows)
 
     def start(self, rows: Rows, space: int, keys: list[bytes]) -> None:
@@ -328,7 +327,6 @@ class Nodes:
         """Make a row free."""
         self.space[row] = -1
         self.parent[row] = UNKNOWN_PARENT
-        self.expires_s[row] = 0
         self.hinted.clear(row)
 
 

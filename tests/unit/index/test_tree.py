@@ -165,13 +165,13 @@ def test_a_row_that_is_used_again_has_another_serial_and_nothing_of_the_old_bloc
     rows = tree.ensure(space, keys(1, 2), ROOT)
     serial = tree.nodes.serial[rows].copy()
     hold(tree, rows)
-    tree.nodes.expires_s[rows] = 5.0
+    tree.nodes.hinted.expires_s[rows] = 5.0
     tree.note_gone(rows, MissReason.CORRUPT)
     drop(tree, rows[::-1])
     again = tree.ensure(space, keys(7, 8), UNKNOWN_PARENT)
     assert sorted(again.tolist()) == sorted(rows.tolist())
     assert (tree.nodes.serial[rows] == serial + 1).all()
-    assert tree.nodes.expires_s[again].tolist() == [0.0, 0.0]
+    assert tree.nodes.hinted.expires_s[again].tolist() == [0.0, 0.0]
     assert [tree.why_gone(space, k, int(r)) for k, r in zip(keys(7, 8), again, strict=True)] == ["never_stored"] * 2
 
 

@@ -53,7 +53,8 @@ def test_the_queue_stays_short_whatever_is_touched() -> None:
     lru.add(rows(range(700)), 0.0)
     for _ in range(2000):
         lru.touch(rows(range(0, 700, 3)), 0.0)
-    assert lru._queues._entries[0]._rows.size <= 4 * 1024
+    entries = lru._queues._entries[0]
+    assert entries is not None and entries._rows.size <= 4 * 1024
     assert sorted(order(lru)) == list(range(700))
 
 
