@@ -40,11 +40,19 @@ class Room:
             if not victims:
                 break
             self._evict(victims)
-        if self._passed:
-            self._residency.policy.defer(np.array(list(self._passed)[::-1], dtype=np.intp))
+        self._defer_held()
         if have < count:
             counts.stuck[slot_bytes] = counts.let_go
         return min(have, count)
+
+    def _defer_held(self) -> None:
+        """Have candidates that somebody holds met later; those that wait for children or a write keep their place."""
+        rows = np.array(list(self._passed)[::-1], dtype=np.intp)
+        held = np.zeros(rows.size, dtype=np.bool_)
+        for copies in self._residency.copies:
+            held |= copies.pins[rows] > 0
+        if held.any():
+            self._residency.policy.defer(rows[held])
 
     def _evict(self, victims: list[Victim]) -> None:
         by_group: dict[int, list[int]] = {}
