@@ -9,16 +9,20 @@ import numpy.typing as npt
 
 from kvcairn.policy.eviction.base import Rows
 
-_CHUNK = 256
-_FIRST_ENTRIES = 1024
+_FIRST_ROWS = 1024
+_CHUNK = 256  # entries looked at first; twice as many each time after that
+_SEGMENT = 4096  # entries
+_FIRST_SEGMENT = 256
+_TIDIED_EACH = 2  # entries looked at for each one that is pushed
 
 
 class RowQueues:
     """A fixed number of first-in, first-out queues; a row lies in one of them or in none.
 
-    Each queue is an array of (row, stamp) to which every push appends; an entry counts only while its stamp is the
-    row's latest. So pushing any number of rows is a few array operations, a row that moves on leaves a stale entry
-    behind, and those are dropped when the array is full: amortised constant time for each push.
+    Each queue is a list of arrays of (row, stamp) to which every push appends; an entry counts only while its stamp
+    is the row's latest. So pushing any number of rows is a few array operations, and a row that moves on leaves a
+    stale entry behind. Each push looks for stale entries in proportion to what it appends, so that no call has to
+    look at the whole queue, and a queue has at most about twice as many entries as rows.
 
     Args:
         count: of queues, at most 32,767.
@@ -28,8 +32,8 @@ class RowQueues:
         """Start empty."""
         self.sizes = [0] * count
         self._entries: list[_Entries | None] = [None] * count
-        self._latest: npt.NDArray[np.int64] = np.zeros(_FIRST_ENTRIES, dtype=np.int64)  # by row; 0: in no queue
-        self._where: npt.NDArray[np.int16] = np.zeros(_FIRST_ENTRIES, dtype=np.int16)
+        self._latest: npt.NDArray[np.int64] = np.zeros(_FIRST_ROWS, dtype=np.int64)  # by row; 0: in no queue
+        self._where: npt.NDArray[np.int16] = np.zeros(_FIRST_ROWS, dtype=np.int16)
         self._last_stamp = 0
 
     def __len__(self) -> int:
@@ -57,8 +61,8 @@ class RowQueues:
             entries = self._entries[queue] = _Entries()
         stamps = np.arange(self._last_stamp + 1, self._last_stamp + count + 1)
         self._last_stamp += count
-        entries.append(rows[::-1], stamps, self._latest)
         self._latest[rows[::-1]] = stamps
+        entries.append(rows[::-1], stamps, self._latest)
         self._where[rows] = queue
         self.sizes[queue] += count
 
@@ -75,6 +79,11 @@ class RowQueues:
 
     def oldest(self, queue: int) -> Iterator[int]:
         """Yield the rows of a queue, the first to have come first. Stop reading before the next change."""
+        for chunk in self.chunks(queue):
+            yield from chunk.tolist()
+
+    def chunks(self, queue: int) -> Iterator[Rows]:
+        """Yield the same rows as arrays, small ones first. Stop reading before the next change."""
         entries = self._entries[queue]
         return iter(()) if entries is None else entries.alive(self._latest)
 
@@ -96,38 +105,92 @@ class RowQueues:
 
 
 class _Entries:
-    """The array of one queue; `latest` has the stamp that counts, by row."""
+    """The entries of one queue, in segments; `latest` has the stamp that counts, by row."""
 
     def __init__(self) -> None:
-        self._rows: npt.NDArray[np.int32] = np.zeros(_FIRST_ENTRIES, dtype=np.int32)
-        self._stamps: npt.NDArray[np.int64] = np.zeros(_FIRST_ENTRIES, dtype=np.int64)
-        self._head = self._tail = 0
+        self._segments: list[_Segment] = []
+        self._tidied = 0  # number of the segment to be looked at next
+        self._owed = 0  # entries to be looked at
+
+    def __len__(self) -> int:
+        return sum(segment.end - segment.begin for segment in self._segments)
 
     def append(self, rows: Rows, stamps: npt.NDArray[np.int64], latest: npt.NDArray[np.int64]) -> None:
-        count = rows.size
-        if self._tail + count > self._rows.size:
-            self._make_space(count, latest)
-        self._rows[self._tail : self._tail + count] = rows
-        self._stamps[self._tail : self._tail + count] = stamps
-        self._tail += count
+        done = 0
+        while done < rows.size:
+            if not self._segments or self._segments[-1].space == 0:
+                self._segments.append(_Segment(_SEGMENT if self._segments else _FIRST_SEGMENT))
+            done += self._segments[-1].fill(rows[done:], stamps[done:])
+        self._owed += _TIDIED_EACH * rows.size
+        while self._owed >= _SEGMENT:
+            self._owed -= _SEGMENT
+            self._tidy(latest)
 
-    def alive(self, latest: npt.NDArray[np.int64]) -> Iterator[int]:
-        at = self._head
-        while at < self._tail:
-            end = min(at + _CHUNK, self._tail)
-            rows = self._rows[at:end]
-            fresh = rows[latest[rows] == self._stamps[at:end]]
-            if fresh.size == 0 and at == self._head:
-                self._head = end
-            yield from fresh.tolist()
-            at = end
+    def alive(self, latest: npt.NDArray[np.int64]) -> Iterator[Rows]:
+        size, is_head = _CHUNK, True
+        for segment in tuple(self._segments):
+            at = segment.begin
+            while at < segment.end:
+                end = min(at + size, segment.end)
+                rows = segment.rows[at:end]
+                fresh = rows[latest[rows] == segment.stamps[at:end]]
+                if fresh.size:
+                    is_head = False
+                    yield fresh.astype(np.intp)
+                elif is_head:
+                    segment.begin = end
+                at, size = end, min(2 * size, _SEGMENT)
+            if is_head and self._segments[:1] == [segment]:
+                self._drop(0)
 
-    def _make_space(self, count: int, latest: npt.NDArray[np.int64]) -> None:
-        """Drop stale entries; grow only when more than two thirds of the array are alive."""
-        rows, stamps = self._rows[self._head : self._tail], self._stamps[self._head : self._tail]
+    def _tidy(self, latest: npt.NDArray[np.int64]) -> None:
+        """Drop the stale entries of one segment; put what is left into the one before where it fits."""
+        number = self._tidied if self._tidied < len(self._segments) else 0
+        self._tidied = number + 1
+        segment = self._segments[number]
+        segment.keep(latest)
+        before = self._segments[number - 1] if number else None
+        if segment.begin == segment.end or (before is not None and before.takes(segment)):
+            self._drop(number)
+
+    def _drop(self, number: int) -> None:
+        del self._segments[number]
+        self._tidied -= number < self._tidied
+
+
+class _Segment:
+    """Entries in an array, from `begin` to `end`."""
+
+    __slots__ = ("begin", "end", "rows", "stamps")
+
+    def __init__(self, size: int) -> None:
+        self.rows: npt.NDArray[np.int32] = np.empty(size, dtype=np.int32)
+        self.stamps: npt.NDArray[np.int64] = np.empty(size, dtype=np.int64)
+        self.begin = self.end = 0
+
+    @property
+    def space(self) -> int:
+        return self.rows.size - self.end
+
+    def fill(self, rows: npt.NDArray[np.signedinteger], stamps: npt.NDArray[np.int64]) -> int:
+        """Append as many as there is space for; return how many."""
+        count = min(rows.size, self.space)
+        self.rows[self.end : self.end + count] = rows[:count]
+        self.stamps[self.end : self.end + count] = stamps[:count]
+        self.end += count
+        return count
+
+    def keep(self, latest: npt.NDArray[np.int64]) -> None:
+        """Move the entries that count to the beginning, and forget the others."""
+        rows, stamps = self.rows[self.begin : self.end], self.stamps[self.begin : self.end]
         fresh = latest[rows] == stamps
         rows, stamps = rows[fresh], stamps[fresh]
-        size = max(_FIRST_ENTRIES, (rows.size + count) * 3 // 2, min(self._rows.size, (rows.size + count) * 4))
-        self._rows, self._stamps = np.zeros(size, dtype=np.int32), np.zeros(size, dtype=np.int64)
-        self._rows[: rows.size], self._stamps[: rows.size] = rows, stamps
-        self._head, self._tail = 0, rows.size
+        self.begin = self.end = 0
+        self.fill(rows, stamps)
+
+    def takes(self, other: _Segment) -> bool:
+        """Append all of another one if there is space for it."""
+        if self.space < other.end - other.begin:
+            return False
+        self.fill(other.rows[other.begin : other.end], other.stamps[other.begin : other.end])
+        return True

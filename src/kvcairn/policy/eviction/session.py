@@ -17,6 +17,7 @@ from kvcairn.policy.eviction.shadow import Shadow
 _ENDED: Final = TURNS * AGES  # number of the queue for sessions that have ended
 _LEARNED_EACH: Final = 128  # requests between two looks at the log
 _AGED_EACH_S: Final = 1.0
+_AGED_AT_ONCE: Final = 512  # rows
 _SAME_REQUEST_S: Final = 1.0  # blocks that follow a use within this time belong to the same request
 
 
@@ -49,6 +50,7 @@ class Session(EvictionPolicy):
         if rows.size == 0:
             return
         self._now_s = max(self._now_s, now_s)
+        self._age()
         self._grow(int(rows.max()) + 1)
         names = self._facts.names(rows)
         self._shadow.use(names, False)
@@ -67,6 +69,7 @@ class Session(EvictionPolicy):
         if here.size == 0:
             return
         self._now_s = max(self._now_s, now_s)
+        self._age()
         names = self._facts.names(here)
         self._shadow.use(names, True)
         found = self._returns.find(names[-2:])
@@ -109,7 +112,6 @@ class Session(EvictionPolicy):
 
     def candidates(self) -> Iterator[int]:
         """Yield rows of ended sessions, then those of the queue that is worth least, and so on."""
-        self._age()
         yield from self._queues.oldest(_ENDED)
         if self._order and not self._shadow.is_better:
             for queue in self._order:
@@ -152,20 +154,35 @@ class Session(EvictionPolicy):
         self._order = np.argsort(self._returns.worth(self._now_s).ravel(), kind="stable").tolist()
 
     def _age(self) -> None:
-        """Move rows on to the class of age that they have grown into."""
+        """Move rows on to the class of age that they have grown into: so many at once, the rest at the next call."""
         if self._now_s - self._aged_s < _AGED_EACH_S:
             return
-        self._aged_s = self._now_s
+        left = _AGED_AT_ONCE
         for age in range(AGES - 2, -1, -1):
-            used_until_s = self._now_s - AGE_EDGES_S[age + 1]
-            for queue in range(age, TURNS * AGES, AGES):
-                older: list[int] = []
-                for row in self._queues.oldest(queue) if self._queues.sizes[queue] else ():
-                    if self._used_s[row] > used_until_s:
-                        break
-                    older.append(row)
-                if older:
-                    self._queues.push(queue + 1, np.array(older[::-1], dtype=np.intp))
+            for turn in range(TURNS):
+                if self._queues.sizes[turn * AGES + age]:
+                    left -= self._age_queue(turn, age, left)
+                    if left <= 0:
+                        return
+        self._aged_s = self._now_s
+
+    def _age_queue(self, turn: int, age: int, most: int) -> int:
+        """Move at most so many rows of one queue on; return how many."""
+        older: list[Rows] = []
+        count = 0
+        for chunk in self._queues.chunks(turn * AGES + age):
+            chunk = chunk[: most - count]
+            is_young = self._now_s - self._used_s[chunk] < AGE_EDGES_S[age + 1]
+            end = int(is_young.argmax()) if is_young.any() else chunk.size
+            older.append(chunk[:end])
+            count += end
+            if end < chunk.size or count == most:
+                break
+        if count:
+            rows = np.concatenate(older)[::-1]
+            ages = np.searchsorted(AGE_EDGES_S, self._now_s - self._used_s[rows], side="right") - 1
+            self._queues.push_each((turn * AGES + ages).astype(np.int16), rows)
+        return count
 
     def _grow(self, rows: int) -> None:
         if rows > self._used_s.size:
