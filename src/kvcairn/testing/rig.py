@@ -45,6 +45,7 @@ class Setup:
         write_policy: of each of them.
         promotion: of each of them.
         max_write_bytes_per_day: of each of them.
+        eviction: of memory and of each of them.
         memory_blocks: slots of a page in memory.
         below_blocks: slots of a page, and its header, in each tier below.
         hybrid: full, sliding and state groups instead of one full group.
@@ -60,6 +61,7 @@ class Setup:
     write_policy: str = "through"
     promotion: str = "keep"
     max_write_bytes_per_day: int | None = None
+    eviction: str = "lru"
     memory_blocks: int = 1024
     below_blocks: int = 4096
     hybrid: bool = False
@@ -145,7 +147,7 @@ class Rig:
         """The settings of the cache on the bench."""
         setup = self.setup
         memory = {"type": "memory", "capacity": setup.memory_blocks * PAGE_BYTES, "poison": True, "prefault": False}
-        tiers: list[dict[str, Any]] = [memory]
+        tiers: list[dict[str, Any]] = [memory | {"eviction": setup.eviction}]
         tiers += [self.tier_options(name) for name in setup.lower_names]
         settings = {"tiers": tiers, "verify_memory": "always", "planner": "off", "max_lease_fraction": 1.0}
         return Config.from_dict(settings | dict(setup.settings))
@@ -162,6 +164,7 @@ class Rig:
             "path": str(folder),
             "capacity": setup.below_blocks * (PAGE_BYTES + header),
             "write_policy": setup.write_policy,
+            "eviction": setup.eviction,
             "promotion": setup.promotion,
             "max_write_bytes_per_day": setup.max_write_bytes_per_day,
         }

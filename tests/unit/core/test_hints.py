@@ -10,7 +10,7 @@ from kvcairn.testing.blocks import Blocks, assert_idle
 from kvcairn.testing.rig import PAGE_BYTES, Rig
 from kvcairn.types import Hints, MissReason
 from tests.unit.conftest import MakeRig
-from tests.unit.core.kit import chain, full, space_of, state, store
+from tests.unit.core.kit import chain, full, rows_of, space_of, state, store
 
 CAP = int(8 * PIN_FRACTION)
 
@@ -110,3 +110,65 @@ def test_hints_about_nothing(rig: Rig) -> None:
     space = rig.space()
     assert space.hint([], Hints(pin=True, ttl_s=math.inf)) == 0
     assert_idle(rig)
+
+
+def order(rig: Rig, level: int, *chains: list[bytes]) -> list[int]:
+    """The numbers of the chains, each of one block, in the order in which they would leave a tier."""
+    rows = [int(rows_of(rig.core, rig.space(), keys)[0]) for keys in chains]
+    return [rows.index(row) for row in rig.core.state.levels[level].residency.policy.candidates()]
+
+
+def stored_on_all(rig: Rig, count: int) -> list[list[bytes]]:
+    """Store prompts of one block each, one after the other, on every tier."""
+    chains = [chain(rig.space(), 1, prompt) for prompt in range(count)]
+    for keys in chains:
+        store(rig.space(), keys)
+        rig.cache.drain()
+        rig.clock.advance(10.0)
+    return chains
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_priority_reaches_the_policies_of_all_tiers(make_rig: MakeRig, when: str) -> None:
+    rig = make_rig(eviction="priority", below="dict", lower_tiers=2)
+    chains = stored_on_all(rig, 3)
+    if when == "after":
+        for hinted, priority in ((0, 90), (2, 10)):
+            rig.space().hint(chains[hinted], Hints(priority=priority))
+        assert [order(rig, level, *chains) for level in range(3)] == [[2, 1, 0]] * 3
+        return
+    with rig.space().reserve(chain(rig.space(), 1, 7)) as slots:
+        rig.space().hint(chain(rig.space(), 1, 7), Hints(priority=0))
+        slots.commit()
+    rig.cache.drain()
+    chains.append(chain(rig.space(), 1, 7))
+    assert [order(rig, level, *chains) for level in range(3)] == [[3, 0, 1, 2]] * 3
+
+
+def test_the_end_of_a_session_reaches_the_policies_of_all_tiers(make_rig: MakeRig) -> None:
+    rig = make_rig(eviction="session", below="dict", lower_tiers=2)
+    chains = stored_on_all(rig, 3)
+    rig.space().hint(chains[2], Hints(session="a", ends_session=True))
+    assert [order(rig, level, *chains) for level in range(3)] == [[2, 0, 1]] * 3
+
+
+def test_what_is_evicted_first_is_what_was_hinted(make_rig: MakeRig) -> None:
+    rig = make_rig(eviction="session", memory_blocks=3)
+    chains = stored_on_all(rig, 3)
+    rig.space().hint(chains[1], Hints(ends_session=True))
+    store(rig.space(), chain(rig.space(), 1, 9))
+    assert [rig.space().contains(keys) for keys in chains] == [1, 0, 1]
+
+
+def test_a_hint_ends_with_its_block(make_rig: MakeRig) -> None:
+    rig = make_rig(eviction="priority")
+    (keys,) = stored_on_all(rig, 1)
+    row = int(rows_of(rig.core, rig.space(), keys)[0])
+    rig.space().hint(keys, Hints(priority=90, session="a"))
+    hinted = rig.core.state.tree.nodes.hinted
+    assert int(hinted.priority[row]) == 90 and int(hinted.session[row]) > 0
+    rig.space().forget(keys)
+    rig.cache.clear()
+    store(rig.space(), keys)
+    row = int(rows_of(rig.core, rig.space(), keys)[0])
+    assert (int(hinted.priority[row]), int(hinted.session[row])) == (50, 0)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcairn.core.room import Room
+from kvcairn.policy.eviction.lru import LRU
+from kvcairn.testing import PlainFacts
 from kvcairn.testing.rig import PAGE_BYTES, Rig, Setup
 from kvcairn.types import Hints, MissReason
 from tests.unit.conftest import MakeRig
@@ -14,6 +17,7 @@ from tests.unit.core.kit import (
     chain,
     full,
     is_closed_under_parents,
+    rows_of,
     sliding,
     space_of,
     state,
@@ -183,3 +187,55 @@ def test_whatever_happens_chains_stay_closed_and_the_bound_holds(
             lease.release()
         assert room(rig).make(PAGE_BYTES, capacity) == capacity
         assert used(rig) == 0
+
+
+class Counted(LRU):
+    """Counts the candidates that its reader was given."""
+
+    read = 0
+
+    def candidates(self) -> Iterator[int]:
+        for row in super().candidates():
+            self.read += 1
+            yield row
+
+
+def counted(rig: Rig) -> Counted:
+    """Put a counting policy where there is nothing in memory yet."""
+    policy = rig.core.state.memory.residency.policy = Counted(PlainFacts())
+    return policy
+
+
+def test_ten_thousand_held_blocks_at_the_head_are_met_once(make_rig: MakeRig) -> None:
+    held, free = 10_100, 200
+    rig = make_rig(memory_blocks=held + free)
+    policy, space = counted(rig), rig.space()
+    keys = chain(space, held, 1)
+    store(space, keys)
+    for prompt in range(2, 2 + free):
+        store(space, chain(space, 1, prompt))
+    with space.acquire(keys) as lease:
+        assert lease.count >= 10_000, "some made room, since segments are whole"
+        policy.defer(rows_of(rig.core, space, [chain(space, 1, prompt)[0] for prompt in range(1 + free, 1, -1)]))
+        assert next(policy.candidates()) in rows_of(rig.core, space, keys)
+        policy.read = 0
+        assert room(rig).make(PAGE_BYTES, 1) == 1
+        assert policy.read == lease.count + 1
+        for wanted in range(2, 100):
+            policy.read = 0
+            assert room(rig).make(PAGE_BYTES, wanted) == wanted
+            assert policy.read == 1, "those that are held were put where they are met later"
+
+
+def test_where_nothing_can_leave_it_is_asked_once(make_rig: MakeRig) -> None:
+    rig = make_rig(memory_blocks=100)
+    policy, space = counted(rig), rig.space()
+    keys = chain(space, 100)
+    store(space, keys)
+    with space.acquire(keys):
+        assert room(rig).make(PAGE_BYTES, 1) == 0
+        first, policy.read = policy.read, 0
+        assert first >= 100
+        assert room(rig).make(PAGE_BYTES, 1) == 0
+        assert policy.read == 0, "nothing was let go of since"
+    assert room(rig).make(PAGE_BYTES, 1) == 1

@@ -123,8 +123,7 @@ class _Entries:
             done += self._segments[-1].fill(rows[done:], stamps[done:])
         self._owed += _TIDIED_EACH * rows.size
         while self._owed >= _SEGMENT:
-            self._owed -= _SEGMENT
-            self._tidy(latest)
+            self._owed -= max(self._tidy(latest), _SEGMENT // 2)
 
     def alive(self, latest: npt.NDArray[np.int64]) -> Iterator[Rows]:
         size, is_head = _CHUNK, True
@@ -143,15 +142,20 @@ class _Entries:
             if is_head and self._segments[:1] == [segment]:
                 self._drop(0)
 
-    def _tidy(self, latest: npt.NDArray[np.int64]) -> None:
-        """Drop the stale entries of one segment; put what is left into the one before where it fits."""
+    def _tidy(self, latest: npt.NDArray[np.int64]) -> int:
+        """Drop the stale entries of one segment; put what is left into the one before where it fits.
+
+        Returns the number of entries looked at.
+        """
         number = self._tidied if self._tidied < len(self._segments) else 0
         self._tidied = number + 1
         segment = self._segments[number]
+        looked_at = segment.end - segment.begin
         segment.keep(latest)
         before = self._segments[number - 1] if number else None
         if segment.begin == segment.end or (before is not None and before.takes(segment)):
             self._drop(number)
+        return looked_at
 
     def _drop(self, number: int) -> None:
         del self._segments[number]
