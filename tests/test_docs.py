@@ -440,7 +440,7 @@ def test_every_public_name_is_documented() -> None:
         ("`kvcairn demo --json`", [field.name for field in fields(demo.Row)]),
         (
             "`kvcairn bench lookup --json`, `kvcairn bench memory --json`, `kvcairn bench disk --json`, "
-            "`kvcairn bench hierarchy --json`, `kvcairn bench engine --json`",
+            "`kvcairn bench hierarchy --json`, `kvcairn bench evict --json`, `kvcairn bench engine --json`",
             list(bench.Figure.__struct_fields__),
         ),
         ("`kvcairn ls PATH --json`", list(inspect.SpaceRow.__struct_fields__)),

@@ -147,6 +147,12 @@ def bench_hierarchy(as_json: Json = False) -> None:
     _bench("run_hierarchy", as_json)
 
 
+@bench_app.command("evict")
+def bench_evict(as_json: Json = False) -> None:
+    """Let 32 blocks go among a million, against the same among ten thousand, for every eviction policy."""
+    _bench("run_evict", as_json)
+
+
 @bench_app.command("engine")
 def bench_engine(
     engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="Which engine.")],
