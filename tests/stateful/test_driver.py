@@ -6,6 +6,8 @@ import pytest
 
 from kvcairn.testing.driver import ALL_SETUPS, SETUPS, drive
 
+pytestmark = pytest.mark.filterwarnings("ignore:eviction 'lfu'")
+
 NORMAL_OPS, LONG_OPS = 200_000, 10_000_000
 
 

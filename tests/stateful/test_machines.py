@@ -9,11 +9,15 @@ import hypothesis
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvcairn.testing.driver import POLICIES, Policy
+from kvcairn.config import BUILT_IN_EVICTIONS
+from kvcairn.testing.driver import POLICIES, Policy, in_turn
 from kvcairn.testing.machine import CacheMachine
 from kvcairn.testing.rig import BelowKind, LinkKind, Setup
 
+pytestmark = pytest.mark.filterwarnings("ignore:eviction 'lfu'")
+
 STEPS = 20_000
+LONG_STEPS = 200  # of each case with each pair of policies
 STEPS_PER_EXAMPLE = 50
 LINKS: tuple[LinkKind, ...] = ("direct", "loopback")
 BELOW: tuple[BelowKind, ...] = ("none", "dict", "disk")
@@ -29,19 +33,24 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_machine(number: int, fixed_seed: int) -> None:
-    """Each case, with the write policies and numbers of tiers in turn."""
-    play(*CASES[number], POLICIES[number % len(POLICIES)], STEPS // len(CASES), fixed_seed)
+    """Each case, with the write policies, numbers of tiers and eviction policies in turn."""
+    play(*CASES[number], *in_turn(number), STEPS // len(CASES), fixed_seed)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("eviction", BUILT_IN_EVICTIONS)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("size", "below", "hybrid", "link"), [case for case in CASES if case[1] != "none"])
-def test_machine_long(size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: Policy, seed: int) -> None:
-    play(size, below, hybrid, link, policy, STEPS // len(CASES), seed)
+def test_machine_long(
+    size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: Policy, eviction: str, seed: int
+) -> None:
+    play(size, below, hybrid, link, policy, eviction, LONG_STEPS, seed)
 
 
-def play(size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: Policy, steps: int, seed: int) -> None:
+def play(
+    size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: Policy, eviction: str, steps: int, seed: int
+) -> None:
     is_tight = size == "tight"
     chosen = Setup(
         link=link,
@@ -52,6 +61,7 @@ def play(size: str, below: BelowKind, hybrid: bool, link: LinkKind, policy: Poli
         write_policy=policy[0],
         lower_tiers=policy[1],
         promotion=policy[2],
+        eviction=eviction,
     )
 
     class Machine(CacheMachine):

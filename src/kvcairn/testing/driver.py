@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvcairn.config import BUILT_IN_EVICTIONS
 from kvcairn.testing.faulty import Fault, FaultKind
 from kvcairn.testing.operations import OPERATIONS
 from kvcairn.testing.rig import BelowKind, LinkKind, Rig, Setup
@@ -52,7 +53,7 @@ _CASES: Final[tuple[Case, ...]] = tuple(
 )
 
 
-def _setup(case: Case, policy: Policy) -> tuple[str, Setup]:
+def _setup(case: Case, policy: Policy, eviction: str) -> tuple[str, Setup]:
     """Return a cache, and its name."""
     size, below, hybrid, link = case
     write_policy, lower_tiers, promotion = policy
@@ -61,14 +62,21 @@ def _setup(case: Case, policy: Policy) -> tuple[str, Setup]:
     setup = Setup(
         link=link, below=below, hybrid=hybrid, memory_blocks=memory_blocks, below_blocks=below_blocks,
         faults=FAULTS if size == "faulty" else (), write_policy=write_policy, lower_tiers=lower_tiers,
-        promotion=promotion,
+        promotion=promotion, eviction=eviction,
     )  # fmt: skip
-    return f"{size}-{tiers}-{'hybrid' if hybrid else 'plain'}-{link}", setup
+    return f"{size}-{tiers}-{eviction}-{'hybrid' if hybrid else 'plain'}-{link}", setup
 
 
-# Each case with one of the policies in turn, and for the long run each with all of them.
-SETUPS: Final = dict(_setup(case, POLICIES[number % len(POLICIES)]) for number, case in enumerate(_CASES))
-ALL_SETUPS: Final = dict(_setup(case, policy) for case in _CASES for policy in POLICIES)
+def in_turn(number: int) -> tuple[Policy, str]:
+    """Return what case `number` of a normal run is played with: write policies and eviction policies take turns."""
+    return POLICIES[number % len(POLICIES)], BUILT_IN_EVICTIONS[number % len(BUILT_IN_EVICTIONS)]
+
+
+# Each case with one pair of policies in turn, and for the long run each with all pairs.
+SETUPS: Final = dict(_setup(case, *in_turn(number)) for number, case in enumerate(_CASES))
+ALL_SETUPS: Final = dict(
+    _setup(case, policy, eviction) for case in _CASES for policy in POLICIES for eviction in BUILT_IN_EVICTIONS
+)
 
 
 @dataclass(frozen=True, slots=True)
