@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -28,6 +30,7 @@ from kvcairn.cli import app
 from kvcairn.core import batches, events, hints, leaving, promote, rebuild, writes
 from kvcairn.doctor import Check
 from kvcairn.memory import slots
+from kvcairn.testing import PolicyTests
 from kvcairn.tiers import breaker
 from kvcairn.tiers.disk import inspect
 
@@ -142,6 +145,16 @@ def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             run(page, fence, names, tmp_path)
     finally:
         close_caches(names)
+
+
+def test_the_policy_of_the_guide_passes_the_suite(tmp_path: Path) -> None:
+    guide = fences(DOCS / "extend" / "write-a-policy.md", "python")
+    (tmp_path / "test_guide.py").write_text("\n".join(fence.text for fence in guide))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_guide.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    count = sum(name.startswith("test_") for name in dir(PolicyTests)) + 1
+    assert f"{count} passed" in done.stdout
 
 
 def test_the_readme_reuses_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,7 +12,7 @@ from kvcairn.policy.eviction.base import Names
 _WAYS = 8
 _MOST_LOAD = 3  # names a bucket, on average
 _FIRST_BUCKETS = 64
-_GROWTH = 4
+_GROWTH = 2
 _TRIMMED_AT_ONCE = 16_384  # stamps
 
 
@@ -77,9 +79,9 @@ class _Table:
         self.count = 0
         self._last = self._first = 0  # the youngest stamp, and the one before the oldest
         self._mask = np.uint64(buckets - 1)
-        self._names: Names = np.zeros((buckets, _WAYS), dtype=np.uint64)
-        self._stamps: npt.NDArray[np.int64] = np.zeros((buckets, _WAYS), dtype=np.int64)  # 0: nothing there
-        self._ring: Names = np.zeros(buckets * _WAYS, dtype=np.uint64)
+        self._names: Names = _zeros(buckets * _WAYS).reshape(buckets, _WAYS)
+        self._stamps = _zeros(buckets * _WAYS).view(np.int64).reshape(buckets, _WAYS)  # 0: nothing there
+        self._ring: Names = _zeros(buckets * _WAYS)
 
     @property
     def buckets(self) -> int:
@@ -118,3 +120,11 @@ class _Table:
         self._stamps[bucket[which], way] = 0
         self.count -= which.size
         return which.size
+
+
+def _zeros(count: int) -> Names:
+    """Return zeros whose memory is taken page by page as it is written.
+
+    numpy asks for huge pages for large arrays; the first names of a large table would wait for much of it to be zeroed.
+    """
+    return np.frombuffer(mmap.mmap(-1, 8 * count), dtype=np.uint64)

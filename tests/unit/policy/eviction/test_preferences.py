@@ -8,7 +8,7 @@ from kvcairn.testing.policy_tests import rows
 
 
 def test_lfu_warns_at_the_start_with_what_was_measured() -> None:
-    with pytest.warns(UserWarning, match=r"13\.5 % .* 10,000 blocks where 'lru' serves 21\.6 %"):
+    with pytest.warns(UserWarning, match=r"13\.4 % .* 10,000 blocks where 'lru' serves 21\.6 %"):
         eviction.create("lfu", PlainFacts())
 
 
