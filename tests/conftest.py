@@ -31,9 +31,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--long"):
         skip = pytest.mark.skip(reason="runs with --long")
         for item in items:
-            if "long" in item.keywords:
+            if item.get_closest_marker("long"):
                 item.add_marker(skip)
-    items.sort(key=lambda item: ("slow" in item.keywords) + 2 * ("long" in item.keywords))
+    items.sort(key=lambda item: bool(item.get_closest_marker("slow")) + 2 * bool(item.get_closest_marker("long")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

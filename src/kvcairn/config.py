@@ -32,7 +32,7 @@ from kvcairn.options import (
     TierOptions,
 )
 from kvcairn.plain import find, join, lay, leaves, near
-from kvcairn.units import format_size, parse_duration, parse_size
+from kvcairn.units import PAGE_BYTES, format_size, parse_duration, parse_size
 
 __all__ = [
     "BUILT_IN_EVICTIONS",
@@ -49,7 +49,6 @@ __all__ = [
 ]
 
 ENVIRONMENT_PREFIX: Final = "KVCAIRN_"
-PAGE_BYTES: Final = 4096
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

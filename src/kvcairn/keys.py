@@ -44,7 +44,7 @@ def block_keys(
         raise ValueError(f"parent must be a key of {KEY_BYTES} bytes, got {parent!r}")
     tokens = _as_u32(token_ids)
     count = tokens.size // block_tokens
-    suffixes = _suffixes(extra or {}, count, tokens.size)
+    suffixes = _suffixes(extra or {}, count)
     data, step = tokens.tobytes(), block_tokens * 4
     key, keys, sha256 = parent or b"", [], hashlib.sha256
     for i in range(count):
@@ -54,7 +54,8 @@ def block_keys(
     return keys
 
 
-def _suffixes(extra: Mapping[int, bytes | None], count: int, tokens: int) -> dict[int, bytes]:
+def _suffixes(extra: Mapping[int, bytes | None], count: int) -> dict[int, bytes]:
+    """Return what the extra content of each of the first `count` blocks adds to what is hashed."""
     suffixes = {}
     for block, content in extra.items():
         if not isinstance(block, int) or isinstance(block, bool) or block < 0:

@@ -15,8 +15,8 @@ from kvcairn.errors import LayoutError
 from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
 from kvcairn.layout import SpaceDescriptor
 from kvcairn.memory.lease import Frame, Lease, Reservation, first_damaged, quietly
-from kvcairn.transfer.job import FINAL, CopyJob, Job
-from kvcairn.types import Hints, Hit, MissReason, Parent, _Unknown
+from kvcairn.transfer.job import CopyJob, Job
+from kvcairn.types import FINAL, Hints, Hit, MissReason, Parent, _Unknown
 
 Block = bytes | bytearray | memoryview | npt.NDArray[np.generic]
 

@@ -49,6 +49,10 @@ class JobState(StrEnum):
     FAILED = "failed"
 
 
+FINAL: Final = frozenset({JobState.READY, JobState.CANCELLED, JobState.FAILED})
+"""States that a transfer does not leave."""
+
+
 class _Unknown:
     """The type of `UNKNOWN`."""
 

@@ -7,6 +7,9 @@ import re
 from decimal import Decimal
 from typing import Final
 
+PAGE_BYTES: Final = 4096
+"""The unit of slots, regions and direct I/O."""
+
 _BINARY: Final = {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", start=1)}
 _DECIMAL: Final = {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGTP", start=1)}
 _SIZES: Final = {"": 1, "B": 1, "kB": 1000} | _BINARY | _DECIMAL

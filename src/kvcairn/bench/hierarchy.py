@@ -18,6 +18,7 @@ from kvcairn.core.link import Direct
 from kvcairn.core.open import open_core
 from kvcairn.layout import KVLayout, SpaceDescriptor
 from kvcairn.transfer.task import Task
+from kvcairn.units import PAGE_BYTES
 
 STORES: Final = 1000  # of one block each, every one of which needs room
 MEMORY_BLOCKS: Final = 2048
@@ -26,7 +27,6 @@ THREADS: Final = 4  # of a tier
 PAIRS: Final = 9
 LIMIT: Final = 1.1  # times the cost beside a running tier
 _BENCH: Final = "hierarchy"
-_PAGE_BYTES: Final = 4096
 
 
 def run_hierarchy(stores: int = STORES, pairs: int = PAIRS) -> Iterator[Figure]:
@@ -52,7 +52,7 @@ class Stores:
         config = Config.from_dict({"tiers": list(_tiers(Path(self._folder.name), write_policy))})
         self._core: Core = open_core(config)
         self._cache = Cache(Direct(self._core), config)
-        layout = KVLayout.full(layers=1, kv_heads=1, head_dim=_PAGE_BYTES // BLOCK_TOKENS // 4, dtype="bfloat16")
+        layout = KVLayout.full(layers=1, kv_heads=1, head_dim=PAGE_BYTES // BLOCK_TOKENS // 4, dtype="bfloat16")
         self._space = self._cache.space(
             SpaceDescriptor(model="bench", weights="none", layout=layout, block_tokens=BLOCK_TOKENS)
         )
@@ -104,10 +104,10 @@ class Stores:
 
 
 def _tiers(folder: Path, write_policy: str) -> Iterator[dict[str, object]]:
-    yield {"type": "memory", "capacity": MEMORY_BLOCKS * _PAGE_BYTES}
+    yield {"type": "memory", "capacity": MEMORY_BLOCKS * PAGE_BYTES}
     yield {
         "type": "disk",
         "path": str(folder),
-        "capacity": 40 * MEMORY_BLOCKS * _PAGE_BYTES,
+        "capacity": 40 * MEMORY_BLOCKS * PAGE_BYTES,
         "write_policy": write_policy,
     }

@@ -17,9 +17,8 @@ from kvcairn.core.state import State
 from kvcairn.core.walk import Walk, renumber
 from kvcairn.index.arrays import Rows
 from kvcairn.requests import JobStatus, Leased
-from kvcairn.types import JobState, MissReason
+from kvcairn.types import FINAL, JobState, MissReason
 
-FINAL = (JobState.READY, JobState.CANCELLED, JobState.FAILED)
 NEVER_S = float("inf")
 
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Rows = npt.NDArray[np.intp]
+from kvcairn.index.arrays import Rows
 
 WAYS = 8  # one bucket of fingerprints is 32 bytes, half a cache line
 MOST_LOAD = 2.5  # rows a bucket, on average; then the table doubles

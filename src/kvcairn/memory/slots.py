@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-PAGE_BYTES = 4096
+from kvcairn.units import PAGE_BYTES as PAGE_BYTES
+
 MAX_REGIONS_PER_SEGMENT = 16
 DEFAULT_REGIONS = 64
 ACCEPTED_WASTE = 1 / 32  # of the whole range, for a shorter segment

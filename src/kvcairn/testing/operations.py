@@ -8,10 +8,9 @@ from typing import Final
 
 from kvcairn.errors import LeaseError
 from kvcairn.testing.table import TENANTS, Chain, Draw, Held, Table, check_distinct, check_lease, must_raise, parts_of
-from kvcairn.types import Hints, JobState
+from kvcairn.types import FINAL, Hints
 
 POLICIES: Final = (None, "best_effort", "wait_complete", "timeout")
-FINAL: Final = (JobState.READY, JobState.CANCELLED, JobState.FAILED)
 
 # -- asking
 

@@ -14,6 +14,7 @@ from kvcairn.core.core import Core
 from kvcairn.core.link import Direct, Loopback
 from kvcairn.core.open import open_core
 from kvcairn.layout import KVLayout, LayerGroup, SpaceDescriptor
+from kvcairn.memory.slots import PAGE_BYTES as PAGE_BYTES
 from kvcairn.requests import WriteBack
 from kvcairn.space import Space
 from kvcairn.testing.dict_tier import DictContent, DictTier
@@ -21,7 +22,6 @@ from kvcairn.testing.faulty import Fault, FaultyTier
 from kvcairn.tiers.base import Tier
 from kvcairn.transfer.executor import InlineExecutor
 
-PAGE_BYTES: Final = 4096
 BELOW: Final = "disk"
 
 LinkKind = Literal["direct", "loopback"]

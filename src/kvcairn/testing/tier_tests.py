@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import xxhash
 
+from kvcairn.memory.slots import PAGE_BYTES
 from kvcairn.testing.oracle import ByteOracle
 from kvcairn.tiers.base import BlockRef, Delete, Outcome, Read, Slot, Stored, Tier, Write
 from kvcairn.types import MissReason
 
-PAGE_BYTES = 4096
 SPACE, OTHER_SPACE = b"\x01" * 32, b"\x02" * 32
 
 

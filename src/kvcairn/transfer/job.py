@@ -12,9 +12,7 @@ import msgspec
 from kvcairn.errors import ClosedError, KVCairnError, LeaseError
 from kvcairn.memory.lease import Frame, Lease, first_damaged, quietly
 from kvcairn.requests import Damaged, JobCancel, JobClose, JobInfo, JobLease, JobStatus
-from kvcairn.types import Completion, JobState, MissReason
-
-FINAL = frozenset({JobState.READY, JobState.CANCELLED, JobState.FAILED})
+from kvcairn.types import FINAL, Completion, JobState, MissReason
 
 
 class Job:
