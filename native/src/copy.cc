@@ -1,6 +1,7 @@
 #include "copy.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,7 +13,6 @@ namespace {
 
 // Below this the target may well be read again before it leaves the cache, and no other thread is worth waking.
 constexpr std::size_t least_streamed_bytes = std::size_t{1} << 20;
-constexpr std::size_t task_bytes = std::size_t{1} << 18;  // what a thread takes at a time
 constexpr std::size_t ahead_bytes = 4096;
 
 std::uint8_t* at(std::uint64_t address) { return reinterpret_cast<std::uint8_t*>(static_cast<std::uintptr_t>(address)); }
@@ -107,6 +107,27 @@ void for_pages(const Pages& pages, std::uint64_t memory, Span<const std::int64_t
     });
 }
 
+struct Task {
+    std::size_t move, begin;
+};
+
+std::vector<Task> tasks_of(const Moves& moves) {
+    std::vector<Task> tasks;
+    for (std::size_t i = 0; i < moves.sizes.size; ++i) {
+        const auto size = static_cast<std::size_t>(moves.sizes[i]);
+        for (std::size_t begin = 0; begin < size; begin += task_bytes) tasks.push_back({i, begin});
+    }
+    return tasks;
+}
+
+void copy_task(const Moves& moves, const std::vector<Task>& tasks, std::size_t number, StreamCopy copy) {
+    const auto [i, begin] = tasks[number];
+    const Task next = tasks[number + 1 < tasks.size() ? number + 1 : number];
+    const std::size_t n = std::min(task_bytes, static_cast<std::size_t>(moves.sizes[i]) - begin);
+    copy_page(at(moves.targets[i]) + begin, at(moves.sources[i]) + begin, n, at(moves.sources[next.move]) + next.begin, copy);
+    finish();
+}
+
 }  // namespace
 
 void gather(const Pages& pages, const Blocks<std::uint8_t>& blocks, unsigned threads, const Level& level) {
@@ -129,35 +150,36 @@ void scatter(const Pages& pages, const Blocks<const std::uint8_t>& blocks, unsig
 
 void copy(const Moves& moves, unsigned threads, const Level& level) {
     const Work work = work_for(check(moves), threads, level);
-    struct Piece {
-        std::size_t move, begin;
-    };
-    std::vector<Piece> pieces;
-    for (std::size_t i = 0; i < moves.sizes.size; ++i) {
-        const auto size = static_cast<std::size_t>(moves.sizes[i]);
-        for (std::size_t begin = 0; begin < size; begin += task_bytes) pieces.push_back({i, begin});
-    }
-    run_pieces(pieces.size(), work.threads, [&](std::size_t number) {
-        const auto [i, begin] = pieces[number];
-        const std::size_t n = std::min(task_bytes, static_cast<std::size_t>(moves.sizes[i]) - begin);
-        const std::uint8_t* const from = at(moves.sources[i]) + begin;
-        const Piece next = pieces[number + 1 < pieces.size() ? number + 1 : number];
-        copy_page(at(moves.targets[i]) + begin, from, n, at(moves.sources[next.move]) + next.begin, work.copy);
-        finish();
-    });
+    const std::vector<Task> tasks = tasks_of(moves);
+    run_pieces(tasks.size(), work.threads, [&](std::size_t number) { copy_task(moves, tasks, number, work.copy); });
 }
 
 void copy_hashed(const Moves& moves, std::uint8_t* digests, unsigned threads, const Level& level) {
     const Work work = work_for(check(moves), threads, level);
-    run_pieces(moves.sizes.size, work.threads, [&](std::size_t i) {
-        level.hash(at(moves.targets[i]), at(moves.sources[i]), static_cast<std::size_t>(moves.sizes[i]), work.copy,
-                   digests + i * digest_bytes);
+    const std::vector<Task> tasks = tasks_of(moves);
+    std::vector<std::atomic<bool>> taken(tasks.size());
+    const Take take = [](void* flags, std::size_t number) {
+        return !static_cast<std::atomic<bool>*>(flags)[number].exchange(true, std::memory_order_relaxed);
+    };
+    std::vector<std::size_t> first(moves.sizes.size);  // task of each piece
+    for (std::size_t number = tasks.size(); number-- > 0;) first[tasks[number].move] = number;
+    // A thread takes whole pieces, since a hash cannot be divided. When there are no more, it copies from the end what
+    // the others have still before them, and leaves them only the hashing of it.
+    const std::size_t helpers = work.threads - 1;
+    run_pieces(moves.sizes.size + helpers, work.threads, [&](std::size_t i) {
+        if (i < moves.sizes.size) {
+            level.hash(at(moves.targets[i]), at(moves.sources[i]), static_cast<std::size_t>(moves.sizes[i]), work.copy,
+                       take, taken.data() + first[i], digests + i * digest_bytes);
+        } else {
+            for (std::size_t number = tasks.size(); number-- > 0;)
+                if (take(taken.data(), number)) copy_task(moves, tasks, number, work.copy);
+        }
         finish();
     });
 }
 
 void hash(Span<const std::uint8_t> data, std::uint8_t* digest, const Level& level) {
-    level.hash(nullptr, data.data, data.size, plain_copy, digest);
+    level.hash(nullptr, data.data, data.size, plain_copy, nullptr, nullptr, digest);
 }
 
 }  // namespace kvcairn

@@ -49,7 +49,7 @@ void scatter(const Pages& pages, const Blocks<const std::uint8_t>& blocks, unsig
              const Level& level = best_level());
 void copy(const Moves& moves, unsigned threads, const Level& level = best_level());
 
-// `digests` has digest_bytes for each piece: its xxh3-128. A piece is hashed by one thread.
+// `digests` has digest_bytes for each piece: its xxh3-128. A piece is hashed by one thread, copied by all.
 void copy_hashed(const Moves& moves, std::uint8_t* digests, unsigned threads, const Level& level = best_level());
 
 void hash(Span<const std::uint8_t> data, std::uint8_t* digest, const Level& level = best_level());

@@ -11,9 +11,15 @@ namespace kvcairn {
 // address: a request for memory that is not there is passed over. `finish` makes the bytes visible to other threads.
 using StreamCopy = void (*)(std::uint8_t* to, const std::uint8_t* from, std::size_t n, const std::uint8_t* ahead);
 
-// Digest of n bytes as 16 bytes, most significant first; copies them to `to` on the way unless that is null, by `copy`.
-using HashCopy = void (*)(std::uint8_t* to, const std::uint8_t* from, std::size_t n, StreamCopy copy,
-                          std::uint8_t* digest);
+constexpr std::size_t task_bytes = std::size_t{1} << 18;  // what a thread takes at a time
+
+// Whether the caller is the first to ask for task `number` of what `context` stands for.
+using Take = bool (*)(void* context, std::size_t number);
+
+// Digest of n bytes as 16 bytes, most significant first. Copies those tasks of them to `to` on the way that it gets
+// by `take`, with `copy`; none where `take` is null.
+using HashCopy = void (*)(std::uint8_t* to, const std::uint8_t* from, std::size_t n, StreamCopy copy, Take take,
+                          void* context, std::uint8_t* digest);
 
 struct Level {
     const char* name;

@@ -54,7 +54,8 @@ void every_level_has_the_same_checksum(const Level& level) {
     for (std::size_t n : {0, 1, 16, 128, 240, 241, 1024, 8191, 8192, 8193, 100'000}) {
         std::uint8_t digest[kvcairn::digest_bytes], plain[kvcairn::digest_bytes];
         Bytes to(n);
-        level.hash(n > 0 ? to.data() : nullptr, data.data(), n, level.stream, digest);
+        const kvcairn::Take first = [](void*, std::size_t) { return true; };
+        level.hash(to.data(), data.data(), n, level.stream, first, nullptr, digest);
         kvcairn::hash({data.data(), n}, plain, kvcairn::levels().front());
         CHECK(std::memcmp(digest, plain, sizeof digest) == 0);
         CHECK(std::equal(to.begin(), to.end(), data.begin()));
@@ -151,6 +152,12 @@ void callers_do_not_mix() {
             CHECK(to == from);
             kvcairn::hash({from.data(), n / 2}, whole);
             CHECK(std::memcmp(digests + kvcairn::digest_bytes, whole, sizeof whole) == 0);
+            to.assign(n, 0);  // one piece and three threads: two only copy
+            const std::int64_t all = n;
+            kvcairn::copy_hashed({{targets, 1}, {sources, 1}, {&all, 1}}, digests, 3);
+            CHECK(to == from);
+            kvcairn::hash({from.data(), from.size()}, whole);
+            CHECK(std::memcmp(digests, whole, sizeof whole) == 0);
         }
     };
     std::vector<std::thread> callers;
