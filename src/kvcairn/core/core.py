@@ -160,7 +160,7 @@ class Core:
             )
             return rq.Leased(0, 0, None, [], None, job.hold.number)
         reason = MissReason.DEADLINE if walk.length > here else walk.reason
-        leased = self._leases.make(space, keys, walk.rows, walk.length, reason)
+        leased = self._leases.make(space, keys, walk.rows, lengths, reason)
         asked = len(keys) if request.counts_rest else leased.count
         self._leases.count(leased, asked, np.ones(leased.count, dtype=np.uint8))
         return leased

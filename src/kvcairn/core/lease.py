@@ -30,29 +30,26 @@ class Leases:
         space: SpaceInfo,
         keys: list[bytes],
         rows: Rows,
-        at_most: int,
+        lengths: tuple[int, ...] | range,
         reason: MissReason | None,
         exempt: Hold | None = None,
     ) -> Leased:
-        """Lease the longest run of at most `at_most` blocks that memory and the cap allow.
+        """Lease the longest run that memory and the cap allow.
 
         Args:
             space: of the blocks.
             keys: the blocks asked for.
             rows: row of each key.
-            at_most: blocks wanted.
+            lengths: those that can be restored from memory, ascending.
             reason: why no more are wanted.
             exempt: a hold whose pins the lease takes over, and which do not count against the cap.
         """
-        memory, now = self._state.memory.residency, self._state.now()
-        lengths = self._state.walker.in_memory(space, rows[:at_most], now)
+        memory = self._state.memory.residency
         length = lengths[-1] if lengths else 0
         if length and exempt is None:
             affordable = self._affordable(space, rows, lengths)
             reason = MissReason.NO_ROOM if affordable < length else reason
             length = affordable
-        elif length < at_most:
-            reason = reason or MissReason.PENDING
         hold = self._state.ledger.add(Hold("lease", space, keys))
         for group, (low, high) in enumerate(space.ranges(length)):
             self._state.ledger.pin(hold, memory, group, rows[low:high])
@@ -128,6 +125,8 @@ class Leases:
         """Return the longest of the lengths that the cap allows; a single block is allowed while nothing is pinned."""
         memory = self._state.memory.residency
         budget = max(self._budget(), 0 if memory.counts.pinned_bytes else self._block_bytes(space))
+        if lengths[-1] * self._block_bytes(space) <= budget:
+            return lengths[-1]
         costs = []  # by group: bytes that pinning blocks 0..i would add
         for group in range(len(space.groups)):
             unpinned = memory.of(group).pins[rows[: lengths[-1]]] == 0

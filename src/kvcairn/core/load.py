@@ -145,7 +145,10 @@ class Loads:
         elif ready < job.limit:
             why = MissReason.NO_ROOM if job.is_stalled else MissReason.DEADLINE if job.is_late else late
         space, keys, rows = job.hold.space, job.hold.keys, job.walk.rows
-        leased = self._leases.make(space, keys, rows, have, why, exempt=job.hold)
+        lengths = self._state.walker.in_memory(space, rows[:have], self._state.now())
+        if have and (not lengths or lengths[-1] < have):
+            why = why or MissReason.PENDING
+        leased = self._leases.make(space, keys, rows, lengths, why, exempt=job.hold)
         asked = job.asked if count is None else min(count, job.asked)
         self._leases.count(leased, asked, job.walk.levels[: leased.count])
         self.close(job.hold.number)

@@ -49,14 +49,14 @@ class Store:
         self._drops.expired(space, keys)
         rows = state.tree.find(space.rows, keys)
         above = keys[request.start - 1] if request.start else request.parent
-        parent = state.tree.find(space.rows, [above] if above else [])
         hold = state.ledger.add(Hold("reservation", space, keys, start=request.start))
         # Eviction is leaf-first: with its nearest ancestor pinned none of those above can leave.
-        self._pin_ready(hold, rows if request.start else np.concatenate([parent, rows]))
+        is_apart = above and not request.start
+        self._pin_ready(hold, np.append(state.tree.find(space.rows, [above]), rows) if is_apart else rows)
         wanted = rows[request.start :]
         absent = [self._absent(space, group, wanted, request.parts) for group in range(len(space.groups))]
         taken, limit = self._take(space, absent)
-        blocks = np.flatnonzero(np.any(absent, axis=0)[:limit])
+        blocks = np.logical_or.reduce(absent)[:limit].nonzero()[0]
         in_flight = self._in_flight(space, wanted)
         linked = self._link(request, space, wanted, int(blocks[-1]) + 1 if blocks.size else 0)
         parts = [self._claim(space, g, linked, absent[g][:limit], blocks, slots) for g, slots in enumerate(taken)]
@@ -91,7 +91,8 @@ class Store:
             state.tree.nodes.hinted.expires_s[rows] = 0
             memory.publish(group, rows, now)
             published = np.union1d(published, rows) if published.size else rows
-            self._discard(group, part, is_ours & ~good, ~is_ours)
+            if rows.size < part.rows.size:
+                self._discard(group, part, is_ours & ~good, ~is_ours)
         hold.shares = 1
         state.ledger.end(hold)
         return published
@@ -174,15 +175,16 @@ class Store:
 
     def _link(self, request: Reserve, space: SpaceInfo, wanted: Rows, reserved: int) -> Rows:
         """Make rows for the first `reserved` blocks wanted; link them, and known ones right behind; return them."""
-        behind = np.flatnonzero(wanted[reserved:] < 0)
+        behind = (wanted[reserved:] < 0).nonzero()[0]
         last = reserved + (int(behind[0]) if behind.size else wanted.size - reserved)
         chain = request.keys[request.start : request.start + last]
         parent = self._parent_row(space, request, request.keys) if reserved else UNKNOWN_PARENT
-        return self._state.tree.ensure(space.rows, chain, parent)
+        found = wanted[:last] if parent < 0 else None  # the row of a parent may be new
+        return self._state.tree.ensure(space.rows, chain, parent, found)
 
     def _claim(self, space: SpaceInfo, group: int, rows: Rows, absent: Flags, blocks: Rows, slots: Addresses) -> Part:
         """Give the slots to the absent copies of one group."""
-        chosen = np.flatnonzero(absent)
+        chosen = absent.nonzero()[0]
         self._state.memory.residency.claim(space, group, rows[chosen], slots, CopyState.RESERVED)
         return Part(np.searchsorted(blocks, chosen), rows[chosen], slots)
 

@@ -27,9 +27,10 @@ def stored(state: State, writes: Writes, hold: Hold, published: Rows) -> None:
     What it published has its first use already, and what lies before its start was used when it was acquired; what it
     found there is used once more.
     """
-    rows = state.tree.find(hold.space.rows, hold.keys)
+    is_all = published.size == len(hold.keys) and len(hold.space.groups) == 1  # then in the order of the keys
+    rows = published if is_all else state.tree.find(hold.space.rows, hold.keys)
     there = rows[hold.start :]
-    there = there[(there >= 0) & ~np.isin(there, published)]
+    there = there[(there >= 0) & ~np.isin(there, published)] if not is_all else there[:0]
     rows = rows[rows >= 0]
     now = state.now()
     for level in state.levels:

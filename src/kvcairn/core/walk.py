@@ -62,8 +62,7 @@ class Walker:
     def _measure(self, space: SpaceInfo, keys: list[bytes], rows: Rows, usable: list[Levels], now_s: float) -> Walk:
         if len(space.groups) == 1 and space.groups[0].kind == "full":
             found = usable[0]
-            length = found.tobytes().find(0)
-            length = rows.size if length < 0 else length
+            length = _run(found)
             sparse = None
         else:
             sparse = restorable(space, [u > 0 for u in usable])
@@ -76,9 +75,11 @@ class Walker:
 
     def in_memory(self, space: SpaceInfo, rows: Rows, now_s: float) -> tuple[int, ...] | range:
         """Return the lengths that can be restored from memory alone, ascending."""
-        flags = [(self._fastest.of(g)[rows] == 1) & ~self._expired(rows, now_s) for g in range(len(space.groups))]
+        flags = [self._fastest.of(g)[rows] == 1 for g in range(len(space.groups))]
+        if self.has_expiry:
+            flags = [each & ~self._expired(rows, now_s) for each in flags]
         if len(flags) == 1 and space.groups[0].kind == "full":
-            return range(1, 1 + (rows.size if flags[0].all() else int(flags[0].argmin())))
+            return range(1, 1 + _run(flags[0]))
         return restorable(space, flags)
 
     def usable(self, group: int, rows: Rows, now_s: float) -> Levels:
@@ -160,6 +161,12 @@ class Walker:
             return np.zeros(rows.size, dtype=np.bool_)
         expires = self._tree.nodes.hinted.expires_s[rows]
         return (expires > 0) & (expires <= now_s)
+
+
+def _run(flags: npt.NDArray[np.generic]) -> int:
+    """Return how many of the flags stand before the first 0."""
+    at = flags.tobytes().find(0)
+    return flags.size if at < 0 else at
 
 
 def renumber(levels: Levels, gone: int) -> None:

@@ -72,7 +72,7 @@ class KeyTable:
         """Forget a key."""
         bucket = int.from_bytes(key[:4], "little") & int(self._mask)
         here = self._rows[bucket * WAYS : (bucket + 1) * WAYS]
-        place = np.flatnonzero(here == row)
+        place = (here == row).nonzero()[0]
         if place.size:
             here[place], self._prints[bucket, place] = -1, 0
         else:
@@ -97,10 +97,10 @@ class KeyTable:
             free = self._rows.reshape(-1, WAYS)[bucket] < 0
             place = bucket * WAYS + free.argmax(axis=1)
             has_room = free.any(axis=1)
-            for i in np.flatnonzero(~has_room).tolist():
+            for i in (~has_room).nonzero()[0].tolist():
                 self._spilled[words[i].tobytes()] = int(rows[i])
             if rows.size == 1:
-                first = np.flatnonzero(has_room)
+                first = has_room.nonzero()[0]
             else:
                 _, first = np.unique(np.where(has_room, place, -1), return_index=True)
                 first = first[has_room[first]]  # of those that chose the same place, one goes there

@@ -75,15 +75,16 @@ class Tree:
         """Return the row of each key, -1 where it is not known."""
         return space.rows.find(keys)
 
-    def ensure(self, space: SpaceRows, keys: Sequence[bytes], parent: int) -> Rows:
+    def ensure(self, space: SpaceRows, keys: Sequence[bytes], parent: int, found: Rows | None = None) -> Rows:
         """Return the row of each key of a chain behind row `parent`, made where it is not known, and link them.
 
         `parent` may be ROOT or UNKNOWN_PARENT. A row whose parent was unknown is linked as soon as a call knows it.
+        `found` is what `find` said of the keys, where since then rows may have left but none was made.
         """
-        rows = self.find(space, keys)
+        rows = self.find(space, keys) if found is None else np.where(self.nodes.space[found] < 0, -1, found)
         if rows.size == 0:
             return rows
-        missing = np.flatnonzero(rows < 0)
+        missing = (rows < 0).nonzero()[0]
         if missing.size:
             new_keys = list(dict.fromkeys(keys[i] for i in missing.tolist()))
             fresh = self._new(space, new_keys)
@@ -223,7 +224,7 @@ class Tree:
             bare[:] = False  # no chain: one by one, each looked at for a ring
         nodes.parent[rows[bare]] = parents[bare]
         nodes.children[parents[bare & (parents >= 0)]] += 1
-        for at in np.flatnonzero(loose & ~bare).tolist():
+        for at in (loose & ~bare).nonzero()[0].tolist():
             if nodes.parent[rows[at]] == UNKNOWN_PARENT:
                 self._attach(int(rows[at]), int(parents[at]))
 

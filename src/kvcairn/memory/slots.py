@@ -99,8 +99,10 @@ class SlotAllocator:
         own = sum(s.free_slots for s in self.segments.values() if s.slot_bytes == slot_bytes)
         if own >= enough:
             return own
-        length = self._regions_for(slot_bytes)
         runs = [run for _, run in self._vacant_runs(slot_bytes)]
+        if not runs:
+            return own
+        length = self._regions_for(slot_bytes)
         whole = sum(run // length for run in runs) * self._slots_in(length, slot_bytes)
         return own + whole + sum(self._slots_in(run % length, slot_bytes) for run in runs)
 
@@ -306,7 +308,7 @@ class SlotAllocator:
         is_one = bool((owners == owners[0]).all())
         for number in owners[:1] if is_one else np.unique(owners):
             segment = self.segments[int(number)]
-            chosen = np.flatnonzero(owners == number)
+            chosen = (owners == number).nonzero()[0]
             pages = addresses[chosen].astype(np.int64) - int(self._base(segment))
             found.append((segment, pages * PAGE_BYTES // segment.slot_bytes, chosen))
         return found
