@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import hypothesis
 import pytest
@@ -15,16 +16,20 @@ _SEED = pytest.StashKey[int]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long stages too")
+    parser.addoption("--fallback", action="store_true", help="copy by numpy, as where the native core was not built")
     parser.addoption("--seed", type=int, default=None, help="seed of the random tests; printed on failure")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fallback"):
+        sys.modules["kvcairn._native"] = None  # type: ignore[assignment]  # so that importing it fails
     given: int | None = config.getoption("--seed")
     config.stash[_SEED] = random.randrange(1 << 32) if given is None else given
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"kvcairn: --seed {config.stash[_SEED]}"
+    core = ", copies by numpy" if config.getoption("--fallback") else ""
+    return f"kvcairn: --seed {config.stash[_SEED]}{core}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from kvcairn.bench.figures import ATTEMPTS, PAIRS, Contender, Figure, Time, cost, measure, rate, timed
+from kvcairn.bench.figures import ATTEMPTS, PAIRS, Contender, Figure, Time, cost, measure, quartiles, rate, timed
 from kvcairn.bench.gil import first_in_line, watching
 from kvcairn.bench.pages import PAIRS as PAGE_PAIRS
 from kvcairn.bench.pages import TOTAL_BYTES, run_pages
@@ -25,7 +27,9 @@ RUN_BLOCKS: Final = 8  # one prompt of 2,048 tokens; 256 MiB, so nothing is foun
 TIER_BLOCKS: Final = 2 * RUN_BLOCKS
 GIL_BLOCKS: Final = 2  # 64 MiB
 GIL_RUNS: Final = 15
+IMPORTS: Final = 5
 _STEADY_NS: Final = 500_000  # a plain copy must let the other thread run more often than this
+_IMPORT: Final = "import time; begin = time.process_time(); import kvcairn; print(time.process_time() - begin)"
 _BENCH: Final = "memory"
 
 Bytes = npt.NDArray[np.uint8]
@@ -50,6 +54,7 @@ def run_memory(
         yield cost(_BENCH, "load_call", [traffic.load_call() for _ in range(pairs)])
         yield _gil_hold(traffic, gil_runs)
     del traffic
+    yield _import_cost(IMPORTS)
     yield from run_pages(page_bytes, min(pairs, PAGE_PAIRS))
 
 
@@ -159,6 +164,13 @@ def _gil_hold(traffic: Traffic, runs: int) -> Figure:
         bench=_BENCH, name="gil_hold", value=worst / 1e6, unit="ms", reference=plain_ns / 1e6,
         ratio=worst / plain_ns, runs=len(seen), limit=1.0, attempts=attempt, noisy=plain_ns > _STEADY_NS,
     )  # fmt: skip
+
+
+def _import_cost(runs: int) -> Figure:
+    """CPU time of `import kvcairn` in a new interpreter, numpy's share in it, behind one that fills the file cache."""
+    times = [float(subprocess.check_output([sys.executable, "-c", _IMPORT])) for _ in range(1 + runs)][1:]
+    low, value, high = quartiles(times)
+    return Figure(bench=_BENCH, name="import_s", value=value, unit="s", runs=runs, limit=0.3, low=low, high=high)
 
 
 def _copy_all(targets: list[Bytes], sources: list[Bytes]) -> None:

@@ -1,0 +1,26 @@
+"""What `import kvcairn` brings along: little, for every engine process pays for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = "import sys, kvcairn; print(*sys.modules)"
+ENGINES = {"torch", "transformers", "safetensors", "accelerate", "gguf", "vllm", "sglang"}
+TOOLS = {"typer", "click", "rich", "prometheus_client", "pytest", "hypothesis"}
+SERVERS = {"asyncio", "http", "socketserver", "sqlite3"}  # what only the disk or the daemon needs
+OURS = {f"kvcairn.{name}" for name in ("adapters", "bench", "cli", "daemon", "demo", "doctor", "testing", "tiers.disk")}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> set[str]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("heavy", [ENGINES, TOOLS, SERVERS, OURS], ids=["engines", "tools", "servers", "ours"])
+def test_importing_loads_nothing_that_most_do_not_need(loaded: set[str], heavy: set[str]) -> None:
+    assert "kvcairn.cache" in loaded and "numpy" in loaded
+    assert not heavy & loaded
