@@ -30,7 +30,7 @@ def stored(state: State, writes: Writes, hold: Hold, published: Rows) -> None:
     is_all = published.size == len(hold.keys) and len(hold.space.groups) == 1  # then in the order of the keys
     rows = published if is_all else state.tree.find(hold.space.rows, hold.keys)
     there = rows[hold.start :]
-    there = there[(there >= 0) & ~np.isin(there, published)] if not is_all else there[:0]
+    there = there[:0] if is_all else there[(there >= 0) & ~np.isin(there, published)]
     rows = rows[rows >= 0]
     now = state.now()
     for level in state.levels:
