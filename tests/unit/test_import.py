@@ -11,6 +11,7 @@ PROGRAM = "import sys, kvcairn; print(*sys.modules)"
 ENGINES = {"torch", "transformers", "safetensors", "accelerate", "gguf", "vllm", "sglang"}
 TOOLS = {"typer", "click", "rich", "prometheus_client", "pytest", "hypothesis"}
 SERVERS = {"asyncio", "http", "socketserver", "sqlite3"}  # what only the disk or the daemon needs
+PACKAGES = {"importlib.metadata", "email", "zipfile"}  # needed to look for plug-ins
 OURS = {f"kvcairn.{name}" for name in ("adapters", "bench", "cli", "daemon", "demo", "doctor", "testing", "tiers.disk")}
 
 
@@ -20,7 +21,9 @@ def loaded() -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("heavy", [ENGINES, TOOLS, SERVERS, OURS], ids=["engines", "tools", "servers", "ours"])
+@pytest.mark.parametrize(
+    "heavy", [ENGINES, TOOLS, SERVERS, PACKAGES, OURS], ids=["engines", "tools", "servers", "packages", "ours"]
+)
 def test_importing_loads_nothing_that_most_do_not_need(loaded: set[str], heavy: set[str]) -> None:
     assert "kvcairn.cache" in loaded and "numpy" in loaded
     assert not heavy & loaded
