@@ -51,8 +51,10 @@ class Store:
         above = keys[request.start - 1] if request.start else request.parent
         hold = state.ledger.add(Hold("reservation", space, keys, start=request.start))
         # Eviction is leaf-first: with its nearest ancestor pinned none of those above can leave.
-        is_apart = above and not request.start
-        self._pin_ready(hold, np.append(state.tree.find(space.rows, [above]), rows) if is_apart else rows)
+        if above and not request.start:
+            self._pin_ready(hold, np.append(state.tree.find(space.rows, [above]), rows))
+        else:
+            self._pin_ready(hold, rows)
         wanted = rows[request.start :]
         absent = [self._absent(space, group, wanted, request.parts) for group in range(len(space.groups))]
         taken, limit = self._take(space, absent)
