@@ -32,6 +32,8 @@ class MemoryTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         capacity_bytes: Most memory the arena takes (setting `capacity`).
+        write_policy: When a block that an engine has is stored here.
+        min_touches: Sights of a block before `selective` stores it.
         eviction: Name of the eviction policy.
         region_bytes: Size of the arena's regions (setting `region`); None lets the arena choose.
         prefault: Whether the arena's pages are touched after opening, in the background.
@@ -40,6 +42,8 @@ class MemoryTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_f
 
     name: Name = "memory"
     capacity_bytes: Bytes = field(name="capacity")
+    write_policy: WritePolicy = "through"
+    min_touches: Annotated[int, Meta(ge=1, le=255)] = 2
     eviction: str = "lru"
     region_bytes: Bytes | None = field(default=None, name="region")
     prefault: bool = True

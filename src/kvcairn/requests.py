@@ -60,9 +60,13 @@ class Prefetch(Chain, frozen=True):
 
 
 class Reserve(Chain, frozen=True):
-    """Take slots for blocks that are not in memory; `parts` names the groups wanted of each key behind start."""
+    """Take slots for blocks that are not in memory; `parts` names the groups wanted of each key behind start.
+
+    `is_again`: the same call has asked for them before, which is no further sight of them.
+    """
 
     parts: list[list[int]] | None = None
+    is_again: bool = False
 
 
 class Commit(Request, frozen=True):
@@ -234,10 +238,11 @@ class Adopt(Request, frozen=True):
 
 
 class SpaceOpened(msgspec.Struct, frozen=True, tag=True):
-    """A space and its number; `verify` is the setting `verify_memory`."""
+    """A space and its number; `verify` is the setting `verify_memory`, `write_policy` that of the memory tier."""
 
     space: int
     verify: str
+    write_policy: str
 
 
 class Leased(msgspec.Struct, frozen=True, tag=True):

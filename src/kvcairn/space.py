@@ -31,6 +31,7 @@ class Space:
     Attributes:
         descriptor: what all blocks here have in common.
         block_bytes: bytes of a block, all groups together.
+        write_policy: the memory tier's: when a block that an engine has is stored at all.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Space:
         parts = tuple(descriptor.layout.part_bytes(group, descriptor.block_tokens) for group in groups)
         self._frame = Frame(link, opened.space, parts, opened.verify, jobs)
         self.block_bytes = sum(parts)
+        self.write_policy = opened.write_policy
         self._prefetch = prefetch
 
     @property
@@ -150,6 +152,8 @@ class Space:
     ) -> Reservation:
         """Take slots for those of `keys[start:]` that are not in memory; shorter where there is no room. Never waits.
 
+        What the memory tier's write policy does not take (yet) gets none.
+
         Args:
             keys: the chain.
             start: first block wanted.
@@ -168,7 +172,7 @@ class Space:
         """Store whole blocks; return for each key whether it is stored now, by this call or before.
 
         Blocks of several groups are given with their parts one behind the other. What is stored already is not
-        written again.
+        written again; what the memory tier's write policy does not take is not stored.
 
         Raises:
             LayoutError: a block has another size than `block_bytes`, or the numbers of keys and blocks differ;
@@ -286,12 +290,13 @@ class Space:
         self, chain: list[bytes], until_s: float, parent: Parent, fill: Callable[[Reservation], None]
     ) -> list[bool]:
         """Store what is absent, again and again while room may come; `fill` writes slots and commits them."""
-        link = self._frame.link
+        link, is_again = self._frame.link, False
         while True:
             seen = link.version()
-            with self.reserve(chain, parent=parent) as slots:
+            with self._reserve(chain, parent, is_again) as slots:
                 if slots.keys or slots.reason is None:  # where all is there already, this counts as a sight of it
                     fill(slots)
+            is_again = True
             if slots.is_final or (slots.reason is None and not slots.in_flight):
                 break
             if slots.keys and slots.reason is not None:
@@ -300,6 +305,11 @@ class Space:
                 break
         flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
         return flags.flags
+
+    def _reserve(self, keys: list[bytes], parent: Parent, is_again: bool) -> Reservation:
+        chain = _unique(keys)
+        request = rq.Reserve(self._frame.space, chain, 0, _wire(parent), is_again=is_again)
+        return Reservation(self._frame, chain, self._frame.link.call(request))
 
     def _has_changed(self, version: int, until_s: float) -> bool:
         """Wait until the cache is beyond `version`; False at the deadline."""

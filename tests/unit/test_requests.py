@@ -32,7 +32,7 @@ REQUESTS: list[rq.Request] = [
     rq.Subscribe(), rq.Unsubscribe(1), rq.Events(1), rq.Ended(), rq.Adopt(b"ticket"),
 ]  # fmt: skip
 REPLIES: list[Any] = [
-    rq.SpaceOpened(0, "always"), LEASED, rq.Reserved(1, [0, 2], [[0, 4096]], [1], MissReason.NO_ROOM),
+    rq.SpaceOpened(0, "always", "through"), LEASED, rq.Reserved(1, [0, 2], [[0, 4096]], [1], MissReason.NO_ROOM),
     rq.JobStatus(1, JobState.LOADING, 0, 3, None, [True], True), rq.Adopted("lease", 0, [KEY], lease=LEASED),
     rq.Value(None), rq.Value(True), rq.Value(7), rq.Flags([True, False]),
     rq.EventBatch([BlockStored("memory", KEY, KEY, None)], True), rq.HitReply(Hit(blocks=0, block_tokens=1)),

@@ -133,7 +133,7 @@ class Core:
         for level in state.levels:
             for group in space.part_bytes:
                 level.residency.of(group)
-        return rq.SpaceOpened(space.number, state.config.verify_memory)
+        return rq.SpaceOpened(space.number, state.config.verify_memory, state.memory.write_policy)
 
     def _lookup(self, request: rq.Chain) -> rq.HitReply:
         space, keys = self._wanted(request)

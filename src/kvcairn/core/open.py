@@ -66,7 +66,15 @@ def open_core(config: Config, *, executor: Executor | None = None, wrap: Wrap | 
     fastest, readers, spaces = Fastest(tree), Readers(tree), Spaces(tree)
     policy = eviction.create(options.eviction, NodeFacts(tree), "tiers[0].eviction")
     memory = Residency(options.name, tree, allocator, policy, fastest, readers)
-    levels = [Level(options.name, memory, capacity_bytes=options.capacity_bytes)]
+    levels = [
+        Level(
+            options.name,
+            memory,
+            write_policy=options.write_policy,
+            min_touches=options.min_touches,
+            capacity_bytes=options.capacity_bytes,
+        )
+    ]
     fastest.set_levels([memory])
     walker = Walker(tree, fastest, levels)
     state = State(config, executor, arena, tree, spaces, fastest, readers, levels, walker, Ledger())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvcairn.core.admitted import Admitted
 from kvcairn.core.drops import Drops
 from kvcairn.core.holds import Hold
 from kvcairn.core.residency import READY
@@ -15,6 +16,7 @@ from kvcairn.core.state import State
 from kvcairn.index.arrays import NO_ROWS, Rows
 from kvcairn.index.tree import ROOT, UNKNOWN_PARENT
 from kvcairn.memory.slots import PAGE_BYTES, Addresses
+from kvcairn.policy.admission import Sights
 from kvcairn.requests import Commit, Reserve, Reserved
 from kvcairn.types import CopyState, MissReason
 
@@ -36,7 +38,7 @@ class Store:
 
     def __init__(self, state: State, drops: Drops) -> None:
         """Store into that state's memory tier."""
-        self._state, self._drops = state, drops
+        self._state, self._drops, self._admitted = state, drops, Admitted(state)
         self._parts: dict[int, tuple[list[int], list[Part]]] = {}  # by hold: block numbers, groups
 
     def reserve(self, request: Reserve) -> Reserved:
@@ -57,10 +59,13 @@ class Store:
             self._pin_ready(hold, rows)
         wanted = rows[request.start :]
         absent = [self._absent(space, group, wanted, request.parts) for group in range(len(space.groups))]
+        seen = self._admit(space, request, absent)
         taken, limit = self._take(space, absent)
         blocks = np.logical_or.reduce(absent)[:limit].nonzero()[0]
         in_flight = self._in_flight(space, wanted)
         linked = self._link(request, space, wanted, int(blocks[-1]) + 1 if blocks.size else 0)
+        if seen is not None:
+            state.tree.nodes.sights[linked] = np.maximum(state.tree.nodes.sights[linked], seen[: linked.size])
         parts = [self._claim(space, g, linked, absent[g][:limit], blocks, slots) for g, slots in enumerate(taken)]
         if not blocks.size:
             state.ledger.unpin(hold)
@@ -133,6 +138,16 @@ class Store:
         if parts is not None:
             flags &= np.array([group in chosen for chosen in parts[: wanted.size]], dtype=np.bool_)
         return np.asarray(flags, dtype=np.bool_)
+
+    def _admit(self, space: SpaceInfo, request: Reserve, absent: list[Flags]) -> Sights | None:
+        """Take from what is absent what memory's write policy does not want; return the sights before this one."""
+        if self._state.memory.write_policy == "through":
+            return None
+        keys, anything = request.keys[request.start :], np.logical_or.reduce(absent)
+        wanted, sights = self._admitted.choose(space, keys, anything, request.is_again)
+        for flags in absent:
+            flags &= wanted
+        return np.where(sights, sights - 1, 0).astype(np.uint8)
 
     def _in_flight(self, space: SpaceInfo, wanted: Rows) -> list[int]:
         flags = np.zeros(wanted.size, dtype=np.bool_)
