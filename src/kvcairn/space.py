@@ -12,10 +12,11 @@ import numpy.typing as npt
 from kvcairn import requests as rq
 from kvcairn.buffers import Buffers, LoadInto, Regions, StoreFrom
 from kvcairn.config import PrefetchOptions
-from kvcairn.errors import LayoutError
+from kvcairn.errors import ConfigError, LayoutError
 from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
 from kvcairn.layout import SpaceDescriptor
 from kvcairn.memory.lease import Frame, Lease, Reservation, first_damaged, quietly
+from kvcairn.put import put, unique
 from kvcairn.transfer.job import CopyJob, Job
 from kvcairn.types import FINAL, Hints, Hit, MissReason, Parent, _Unknown
 
@@ -161,7 +162,7 @@ class Space:
             parent: key before the first one.
         """
         chain, start, above = _chain(keys, start, parent)
-        chain = _unique(chain)
+        chain = unique(chain)
         wanted = None if parts is None else self._checked_parts(parts, len(chain) - start)
         request = rq.Reserve(self._frame.space, chain, start, above, wanted)
         return Reservation(self._frame, chain, self._frame.link.call(request))
@@ -186,7 +187,9 @@ class Space:
             if view.nbytes != self.block_bytes:
                 raise LayoutError(f"block {number} has {view.nbytes} bytes, blocks here have {self.block_bytes}")
         until_s = self._frame.link.now() + seconds(deadline_s)
-        return self._put(chain, until_s, parent, lambda slots: slots.commit_blocks([views[key] for key in slots.keys]))
+        return put(
+            self._frame, chain, _wire(parent), until_s, lambda s: s.commit_blocks([views[key] for key in s.keys])
+        )
 
     def get(self, keys: Sequence[bytes], deadline_s: float = 1.0, parent: Parent = None) -> list[bytes]:
         """Return the bytes of the longest run that can be had by the deadline; shorter than `keys` after a miss."""
@@ -228,12 +231,12 @@ class Space:
         self._frame.link.check_open()
         chain, regions = _list(keys), Regions(buffers, len(keys), self._frame.part_bytes)
 
-        until_s = self._frame.link.now() + seconds(deadline_s)
+        until_s, above = self._frame.link.now() + seconds(deadline_s), _wire(parent)
 
-        def put(fill: Callable[[Reservation], None]) -> list[bool]:
-            return self._put(chain, until_s, parent, fill)
+        def store(fill: Callable[[Reservation], None]) -> list[bool]:
+            return put(self._frame, chain, above, until_s, fill)
 
-        return CopyJob(self._frame, len(chain), StoreFrom(self._frame, put, chain, regions))
+        return CopyJob(self._frame, len(chain), StoreFrom(self._frame, store, chain, regions))
 
     def contains(self, keys: Sequence[bytes]) -> int:
         """Return the length of the leading run that is readable somewhere, by exact key."""
@@ -258,6 +261,17 @@ class Space:
             raise TypeError(f"expected kvcairn.Hints, got {hints!r}")
         reply: rq.Value = self._frame.link.call(rq.Hint(self._frame.space, _list(keys), 0, None, hints))
         return int(reply.value or 0)
+
+    def check_write_policy(self, *possible: str) -> None:
+        """Refuse a write policy of the memory tier that an engine's adapter cannot carry out.
+
+        Raises:
+            ConfigError: the policy is none of `possible`.
+        """
+        if self.write_policy not in possible:
+            taken = " or ".join(f'"{name}"' for name in possible)
+            reason = "the memory tier's write policy needs what this engine does not tell"
+            raise ConfigError("tiers[0].write_policy", reason, self.write_policy, f"set it to {taken}")
 
     @property
     def frame(self) -> Frame:
@@ -285,36 +299,6 @@ class Space:
             if damaged is None:
                 return Lease(self._frame, leased)
             link.call(rq.Damaged(leased.lease, damaged))
-
-    def _put(
-        self, chain: list[bytes], until_s: float, parent: Parent, fill: Callable[[Reservation], None]
-    ) -> list[bool]:
-        """Store what is absent, again and again while room may come; `fill` writes slots and commits them."""
-        link, is_again = self._frame.link, False
-        while True:
-            seen = link.version()
-            with self._reserve(chain, parent, is_again) as slots:
-                if slots.keys or slots.reason is None:  # where all is there already, this counts as a sight of it
-                    fill(slots)
-            is_again = True
-            if slots.is_final or (slots.reason is None and not slots.in_flight):
-                break
-            if slots.keys and slots.reason is not None:
-                continue  # what was just stored may make room
-            if not self._has_changed(seen + 1, until_s):  # the end of the reservation was a change of our own
-                break
-        flags: rq.Flags = link.call(rq.Readable(self._frame.space, chain))
-        return flags.flags
-
-    def _reserve(self, keys: list[bytes], parent: Parent, is_again: bool) -> Reservation:
-        chain = _unique(keys)
-        request = rq.Reserve(self._frame.space, chain, 0, _wire(parent), is_again=is_again)
-        return Reservation(self._frame, chain, self._frame.link.call(request))
-
-    def _has_changed(self, version: int, until_s: float) -> bool:
-        """Wait until the cache is beyond `version`; False at the deadline."""
-        link = self._frame.link
-        return link.now() < until_s and link.wait(lambda: link.version() > version, until_s - link.now())
 
     def _await(self, job: int, until_s: float) -> rq.Leased:
         """Wait for a job of `acquire` and turn it into a lease."""
@@ -364,10 +348,6 @@ def _list(keys: Sequence[bytes]) -> list[bytes]:
         bad = next(key for key in chain if type(key) is not bytes or len(key) != KEY_BYTES)
         raise ValueError(f"a block key is {KEY_BYTES} bytes, got {bad!r}")
     return chain
-
-
-def _unique(keys: list[bytes]) -> list[bytes]:
-    return keys if len(set(keys)) == len(keys) else list(dict.fromkeys(keys))
 
 
 def _bytes_of(block: Block) -> memoryview:

@@ -22,9 +22,7 @@ class Admitted:
         self._state = state
         self._tables: dict[int, SightTable] = {}
 
-    def choose(
-        self, space: SpaceInfo, keys: Sequence[bytes], absent: Flags, is_again: bool
-    ) -> tuple[Flags, Sights]:
+    def choose(self, space: SpaceInfo, keys: Sequence[bytes], absent: Flags, is_again: bool) -> tuple[Flags, Sights]:
         """Say which of the absent blocks are taken, none behind one that is not; and how often each was seen.
 
         Being asked for here is one sight of each absent block, unless the same call asked before.

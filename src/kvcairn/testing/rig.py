@@ -43,6 +43,7 @@ class Setup:
         below: the tiers below memory: none, in a dictionary each, or files.
         lower_tiers: how many there are, where there are any; they are called disk, disk2, disk3.
         write_policy: of each of them.
+        memory_write_policy: of memory.
         promotion: of each of them.
         max_write_bytes_per_day: of each of them.
         eviction: of memory and of each of them.
@@ -59,6 +60,7 @@ class Setup:
     below: BelowKind = "none"
     lower_tiers: int = 1
     write_policy: str = "through"
+    memory_write_policy: str = "through"
     promotion: str = "keep"
     max_write_bytes_per_day: int | None = None
     eviction: str = "lru"
@@ -147,7 +149,7 @@ class Rig:
         """The settings of the cache on the bench."""
         setup = self.setup
         memory = {"type": "memory", "capacity": setup.memory_blocks * PAGE_BYTES, "poison": True, "prefault": False}
-        tiers: list[dict[str, Any]] = [memory | {"eviction": setup.eviction}]
+        tiers: list[dict[str, Any]] = [memory | {"eviction": setup.eviction, "write_policy": setup.memory_write_policy}]
         tiers += [self.tier_options(name) for name in setup.lower_names]
         settings = {"tiers": tiers, "verify_memory": "always", "planner": "off", "max_lease_fraction": 1.0}
         return Config.from_dict(settings | dict(setup.settings))

@@ -108,7 +108,9 @@ class HostPools(HiCacheStorage):
         assert self._buffer is not None
         pages = pages_of(pool)
         descriptor = describe(pool, name, pages.block_bytes, self._storage_config, self._model)
-        return PoolStore(self.cache.space(descriptor), pages, self._buffer)
+        space = self.cache.space(descriptor)
+        space.check_write_policy("through")  # HiCache hands a page over once, by a write policy of its own
+        return PoolStore(space, pages, self._buffer)
 
     def _check_rank(self) -> None:
         """Refuse a cache of this process alone where several processes would need the same one."""

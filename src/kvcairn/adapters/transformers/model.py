@@ -62,6 +62,7 @@ class CachedModel:
 
     Raises:
         UnsupportedError: the model's KV cannot be reused by prefix; the message says why.
+        ConfigError: the memory tier's write policy is `back`: there is no KV of an engine's to write back.
 
     Thread: any, several calls at once. Blocks: while it computes and copies.
     """
@@ -89,6 +90,7 @@ class CachedModel:
                 tenant=naming.tenant,
             )
         )
+        self.space.check_write_policy("through", "selective", "none")  # `back` needs to know what is about to go
         self._prefixes = Prefixes(self.space, self._anatomy, block_tokens, load_timeout_s)
         self._store_generated = store_generated
         self._last = threading.local()

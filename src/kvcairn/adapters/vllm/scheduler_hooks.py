@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvcairn.adapters.vllm.events import Events
+from kvcairn.adapters.vllm.held import Held
 from kvcairn.adapters.vllm.identity import one_spec
 from kvcairn.adapters.vllm.lookups import Lookups
 from kvcairn.adapters.vllm.metrics import HIT, Counts
@@ -50,8 +51,14 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
         self._sources = dict.fromkeys(disks, CacheHitSource.DISK) | {tiers[0]: CacheHitSource.HOST}
         lookups = Lookups(spaces, tiers[0], config.prefetch if config else PrefetchOptions())
         events = self._kv_events(spaces[0], tiers[0])
-        more = {} if events is None else {"note": events.note}
-        stores = Stores(block_tokens, page_tokens, len(spaces), self._settings.options.store_generated, **more)
+        stores = Stores(
+            block_tokens,
+            page_tokens,
+            len(spaces),
+            self._settings.options.store_generated,
+            note=events.note if events else lambda chain, start: None,
+            held=Held() if spaces[0].write_policy == "back" else None,
+        )
         self._scheduler = Scheduler(
             self.cache, spaces, lookups, stores, loads=transfer.is_kv_consumer, saves=transfer.is_kv_producer
         )

@@ -1,7 +1,8 @@
 """Which full blocks of which requests are stored, and which pages must not be overwritten meanwhile.
 
-A step stores what earlier steps have computed. Pages are never held back for that: the engine frees them as it
-likes, and a step that overwrites a page whose copy has not ended waits for it (the fence).
+A step stores what earlier steps have computed; under write policy `back`, what it is about to overwrite of that.
+Pages are never held back for it: the engine frees them as it likes, and a step that overwrites a page whose copy has
+not ended waits for that (the fence).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 from kvcairn.adapters.vllm.chain import Chain
 from kvcairn.adapters.vllm.controls import Controls
+from kvcairn.adapters.vllm.fence import Fence
+from kvcairn.adapters.vllm.held import Held
 from kvcairn.adapters.vllm.steps import Pages, Store
 from kvcairn.types import Hints
 
@@ -51,6 +54,7 @@ class Stores:
         workers: int,
         stores_generated: bool,
         note: Callable[[Chain, int], None] = lambda chain, start: None,
+        held: Held | None = None,
     ) -> None:
         """Store full blocks.
 
@@ -60,14 +64,13 @@ class Stores:
             workers: how many store each their part.
             stores_generated: whether blocks of generated tokens are stored, where a request does not say.
             note: is told which chain is stored, from which block on.
+            held: where blocks wait under write policy `back`; None stores them as soon as they are full.
         """
-        self._block_tokens, self._page_tokens, self._workers = block_tokens, page_tokens, workers
-        self._stores_generated, self._note_chain = stores_generated, note
+        self._block_tokens, self._page_tokens = block_tokens, page_tokens
+        self._stores_generated, self._note_chain, self._held = stores_generated, note, held
         self._requests: dict[str, Progress] = {}
         self._due: dict[str, Progress] = {}  # have blocks that are full and not stored
-        self._sources: dict[int, frozenset[int]] = {}  # pages of each store that has not ended
-        self._done: Counter[int] = Counter()
-        self._next = 0
+        self._fence = Fence(workers)
 
     def begin(self, chain: Chain, controls: Controls) -> None:
         """A request came."""
@@ -103,17 +106,23 @@ class Stores:
         self._note(output)
         fresh = _fresh_pages(output, self._page_tokens)
         fresh.update(page for pages in loading for part in pages for page in part)
-        return stores, self._fence(fresh - {0})
+        fresh.discard(0)
+        if self._held is not None:
+            for store in stores:
+                self._held.hold(store)
+            stores = self._held.due(fresh, self._fence.number)
+        for store in stores:
+            self._fence.begin(store)
+        return stores, self._fence.around(fresh)
 
     def done(self, counts: Counter[int]) -> None:
         """Workers have ended stores."""
-        self._done += counts
-        for number in [n for n, count in self._done.items() if count >= self._workers]:
-            del self._done[number]
-            self._sources.pop(number, None)
+        self._fence.end(counts)
 
     def start_again(self) -> None:
         """Nothing is stored any more: store all blocks of running requests again."""
+        if self._held is not None:
+            self._held.clear()
         for progress in self._requests.values():
             progress.stored = 0
 
@@ -125,7 +134,7 @@ class Stores:
     @property
     def open_count(self) -> int:
         """Requests followed, and stores that have not ended."""
-        return len(self._requests) + len(self._sources)
+        return len(self._requests) + len(self._fence)
 
     def pages(self, tables: Pages, start: int, end: int, from_token: int = 0) -> Pages:
         """Return the pages of blocks [start, end) by group; 0 for those before `from_token`, or beyond the table."""
@@ -158,10 +167,7 @@ class Stores:
         self._note_chain(progress.chain, start)
         pages = self.pages(progress.tables, start, end)
         parent = keys[start - 1] if start else None
-        store = Store(self._next, parent, keys[start:end], pages, progress.hints)
-        self._sources[self._next] = frozenset(page for part in pages for page in part)
-        self._next += 1
-        return store
+        return Store(self._fence.number(), parent, keys[start:end], pages, progress.hints)
 
     def _note(self, output: Any) -> None:
         """Note what this step will have computed, and where."""
@@ -189,11 +195,6 @@ class Stores:
     def _full(self, progress: Progress) -> int:
         """Return how many blocks are computed and may be stored."""
         return int(min(progress.computed_tokens, progress.most_tokens)) // self._block_tokens
-
-    def _fence(self, fresh: set[int]) -> set[int]:
-        if not fresh or not self._sources:
-            return set()
-        return {number for number, pages in self._sources.items() if not fresh.isdisjoint(pages)}
 
 
 def _fresh_pages(output: Any, page_tokens: tuple[int, ...]) -> set[int]:

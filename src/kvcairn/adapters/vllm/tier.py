@@ -118,6 +118,8 @@ class KVCairnTier(SecondaryTierManager):
             self._cache.space(describe_chunks(config, read.options, group, self.block_size_bytes))
             for group in range(len(config.groups))
         ]
+        for space in self._spaces:
+            space.check_write_policy("through")  # vLLM hands each chunk over once, whatever becomes of it
         self._steps = [group.tokens_per_block * config.cache.blocks_per_chunk for group in config.groups]
         self._running: dict[int, Running] = {}
 
