@@ -20,6 +20,11 @@ ENGINES: Final = ("vllm",)
 PROMPT_TOKENS: Final = 2060  # eight blocks of 256, and 12 tokens
 PAIRS: Final = 5
 COPY_PAIRS: Final = 21
+# Under each write policy of the memory tier: prompts by number, in an engine whose own memory holds four of them. Two
+# come back at once, two when the engine has forgotten them.
+WORKLOAD: Final = (0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 0, 2)
+WORKLOAD_TOKENS: Final = 1036  # four blocks, and 12 tokens
+WORKLOAD_PAGES: Final = 136
 _BENCH: Final = "engine"
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
@@ -54,9 +59,9 @@ class Remote:
             raise KVCairnError(f"the engine has ended: {' / '.join(last)}")
         return json.loads(line)
 
-    def run(self, seed: int, new: int = 1) -> Any:
+    def run(self, seed: int, new: int = 1, tokens: int = PROMPT_TOKENS) -> Any:
         """Run the prompt that follows from `seed`."""
-        return self.ask({"do": "run", "tokens": PROMPT_TOKENS, "seed": seed, "new": new})
+        return self.ask({"do": "run", "tokens": tokens, "seed": seed, "new": new})
 
     def first_s(self, seed: int, cached: int) -> float:
         """Return the time to the first token of a prompt.
@@ -129,6 +134,7 @@ def run_engine(engine: str, model: str | None = None, pairs: int = PAIRS) -> Ite
             cache["weights"] = "random"  # type: ignore[assignment]
         yield from _first_tokens(engine, folder, settings, pairs)
         yield from _costs(engine, folder, settings, pairs)
+        yield from _copied(engine, folder, settings)
 
 
 def _first_tokens(engine: str, folder: Path, settings: dict[str, Any], pairs: int) -> Iterator[Figure]:
@@ -182,6 +188,23 @@ def _costs(engine: str, folder: Path, settings: dict[str, Any], pairs: int) -> I
         bench=_BENCH, name="hooks", value=100 * value, unit="%", runs=len(shares), limit=2.0,
         low=100 * low, high=100 * high,
     )  # fmt: skip
+
+
+def _copied(engine: str, folder: Path, settings: dict[str, Any]) -> Iterator[Figure]:
+    """Bytes that each write policy of the memory tier copies out of the engine's memory, on one workload."""
+    copied: dict[str, float] = {}
+    for policy in ("through", "selective", "back"):
+        memory = {"type": "memory", "capacity": "2 GiB", "write_policy": policy}
+        more = {"cache": settings["cache"] | {"tiers": [memory]}, "pages": WORKLOAD_PAGES}
+        with started(engine, folder, settings | more) as e:
+            for seed in WORKLOAD:
+                e.run(seed, tokens=WORKLOAD_TOKENS)
+            copied[policy] = e.ask({"do": "copied"}) / (1 << 20)
+        through = copied["through"]
+        yield Figure(
+            bench=_BENCH, name=f"copied_{policy}", value=copied[policy], unit="MiB", reference=through,
+            ratio=copied[policy] / through, runs=len(WORKLOAD),
+        )  # fmt: skip
 
 
 def _seconds(name: str, values: list[float], reference: list[float], limit: float | None) -> Figure:

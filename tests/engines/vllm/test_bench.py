@@ -13,8 +13,13 @@ def test_every_figure_is_measured() -> None:
     figures = {figure.name: figure for figure in run_engine("vllm", str(MODELS / "tiny"), pairs=2)}
     assert list(figures) == [
         "ttft_recompute", "ttft_memory", "ttft_disk", "ttft_disk_new_process", "copy", "copy_back",
-        "cpu_no_hit", "hooks",
+        "cpu_no_hit", "hooks", "copied_through", "copied_selective", "copied_back",
     ]  # fmt: skip
+    # Eight prompts of four blocks. Three of them come twice; two are still the engine's alone at the end.
+    blocks = {
+        name: round(f.value / figures["copied_through"].value * 32) for name, f in figures.items() if "ied_" in name
+    }
+    assert blocks == {"copied_through": 32, "copied_selective": 12, "copied_back": 24}
     assert all(figure.bench == "engine" and figure.value > 0 for figure in figures.values())
     assert figures["ttft_recompute"].ratio == 1
     assert {name: f.limit for name, f in figures.items() if f.limit} == {

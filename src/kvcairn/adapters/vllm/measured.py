@@ -3,7 +3,7 @@
 python -m kvcairn.adapters.vllm.measured SETTINGS
 
 SETTINGS is a JSON object: `model` (a folder, or null for random weights in `folder`), `cache`
-(kv_connector_extra_config, or null for vLLM alone).
+(kv_connector_extra_config, or null for vLLM alone), `pages` of the engine's memory (or as many as `kv_bytes` hold).
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class MeasuredEngine:
             dtype=settings["dtype"],
             block_size=settings["block_size"],
             kv_cache_memory_bytes=settings["kv_bytes"],
+            num_gpu_blocks_override=settings.get("pages"),
             max_model_len=4096,
             disable_log_stats=False,
             enforce_eager=True,
@@ -119,6 +120,11 @@ class MeasuredEngine:
             "hooks_s": self._hooks.seconds - hooks_s,
             "steps_s": self._steps.seconds - steps_s,
         }
+
+    def copied(self) -> int:
+        """Return the bytes that were copied out of the engine's memory since the start."""
+        transfers: Transfers = get_kv_transfer_group().worker.transfers
+        return transfers.copied_bytes
 
     def settle(self) -> None:
         """Wait until all is stored and written."""

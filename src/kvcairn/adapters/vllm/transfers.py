@@ -51,6 +51,7 @@ class Transfers:
     Attributes:
         space: of this worker's blocks.
         memories: the pages of each layer group.
+        copied_bytes: copied out of the engine's memory since the start.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Transfers:
         self._rank, self._timeout_s = rank, timeout_s
         self._taken: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._counts = counts
+        self.copied_bytes = 0
 
     def mark(self) -> Any:
         """Return a mark in the engine's work on its device, which copies wait for."""
@@ -97,6 +99,7 @@ class Transfers:
             stored = 0
         self._counts.add("stored_blocks", stored)
         self._counts.add("stored_bytes", stored * self.space.block_bytes)
+        self.copied_bytes += stored * self.space.block_bytes
 
     def drop(self, store: Store) -> None:
         """Count a store that is not carried out."""
