@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from kvcairn.index.arrays import Rows
 from kvcairn.types import MissReason
 
 Victim = tuple[int, list[int]]  # row, groups
+LOOKED_AT_ONCE = 64  # candidates
 
 
 class Room:
@@ -113,7 +115,7 @@ class Room:
         passed = self._passed
         passed.clear()
         parents = self._residency.tree.nodes.parent
-        for candidate in self._residency.policy.candidates():
+        for candidate in self._candidates():
             row = candidate
             while row >= 0 and (slot_bytes is None or self._has_size(row, slot_bytes)):
                 groups = self._groups_to_go(row, gone)
@@ -126,6 +128,24 @@ class Room:
                     gone[group, above] = gone.get((group, above), 0) + 1
                 yield row, groups
                 row = above if above in passed else -1
+
+    def _candidates(self) -> Iterator[int]:
+        """Yield rows in policy order. Once one was met that may not go, those that somebody holds are passed together.
+
+        A tier that stands still holds the sources of its writes, and they are the first in the order.
+        """
+        candidates = iter(self._residency.policy.candidates())
+        for row in candidates:
+            yield row
+            if self._passed:
+                break
+        while chunk := list(islice(candidates, LOOKED_AT_ONCE)):
+            rows = np.array(chunk, dtype=np.intp)
+            may_go = np.zeros(rows.size, dtype=np.bool_)
+            for copies in self._residency.copies:
+                may_go |= (copies.state[rows] == READY) & (copies.pins[rows] == 0) & (copies.busy[rows] == 0)
+            self._passed.update(dict.fromkeys(rows[~may_go].tolist()))
+            yield from rows[may_go].tolist()
 
     def _groups_to_go(self, row: int, gone: dict[tuple[int, int], int]) -> list[int]:
         """Groups of a node that may leave: all of a leaf that nobody holds, else only those that need no leaf."""
