@@ -90,12 +90,18 @@ class PrefetchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             all within a time (timeout).
         base_s: The time of `timeout` for any request (setting `base`).
         per_1024_tokens_s: What each 1,024 tokens add to it (setting `per_1024_tokens`).
+        cap_s: The longest time of `timeout`, however long the request (setting `cap`).
+        min_tokens: A prefetch that would bring fewer tokens from slower tiers brings none.
+        max_memory_fraction: Most of the memory tier that blocks brought by open prefetches take, all together.
         time_to_live_s: How long a finished job holds its blocks unclaimed (setting `time_to_live`).
     """
 
     policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
     base_s: Seconds = field(default=1.0, name="base")
     per_1024_tokens_s: Seconds = field(default=0.25, name="per_1024_tokens")
+    cap_s: Seconds = field(default=30.0, name="cap")
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    max_memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
     time_to_live_s: Seconds = field(default=30.0, name="time_to_live")
 
     def wait_s(self, policy: str | None, tokens: int) -> float | None:
@@ -104,7 +110,7 @@ class PrefetchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if policy not in ("best_effort", "wait_complete", "timeout"):
             raise ValueError(f"unknown prefetch policy {policy!r}; there are best_effort, wait_complete, timeout")
         if policy == "timeout":
-            return self.base_s + self.per_1024_tokens_s * tokens / 1024
+            return min(self.cap_s, self.base_s + self.per_1024_tokens_s * tokens / 1024)
         return 0.0 if policy == "best_effort" else None
 
 

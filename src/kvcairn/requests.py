@@ -57,6 +57,7 @@ class Prefetch(Chain, frozen=True):
 
     priority: int = 0
     deadline_s: float | None = None
+    is_awaited: bool = True  # somebody waits for it, so what would take longer than computing is left out
 
 
 class Reserve(Chain, frozen=True):
@@ -193,6 +194,14 @@ class DetachTier(Request, frozen=True):
 
     tier: str
     drain: bool = True
+
+
+class ReportPrefill(Request, frozen=True):
+    """An engine has computed so many tokens of a space in so many seconds."""
+
+    space: int
+    tokens: int
+    seconds: float
 
 
 class Clear(Request, frozen=True):
@@ -337,7 +346,7 @@ AnyRequest = (
     OpenSpace | Lookup | Probe | Acquire | Prefetch | Reserve | Commit | Abort | Release | Damaged | JobInfo | JobLease
     | JobCancel | JobClose | ReadInto | ReadStatus | ReadCancel | Contains | Readable | Touch | Forget | Hint
     | GetStats | IsIdle | WriteBack | AddTier | DetachTier | Clear | IsCleared | Subscribe | Unsubscribe | Events
-    | Ended | Adopt
+    | Ended | Adopt | ReportPrefill
 )  # fmt: skip
 AnyReply = (
     SpaceOpened | Leased | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply

@@ -130,7 +130,7 @@ class Space:
         """
         wait_s = self._prefetch.wait_s(policy, max(0, len(keys) - start) * self.descriptor.block_tokens)
         limit_s = None if deadline_s is None else seconds(deadline_s)
-        request = rq.Prefetch(self._frame.space, *_chain(keys, start, parent), int(priority), limit_s)
+        request = rq.Prefetch(self._frame.space, *_chain(keys, start, parent), int(priority), limit_s, wait_s != 0)
         job = Job(self._frame, self._frame.link.call(request), wait_s)
         self._frame.jobs[job.number] = job
         return job
@@ -163,7 +163,7 @@ class Space:
         """
         chain, start, above = _chain(keys, start, parent)
         chain = unique(chain)
-        wanted = None if parts is None else self._checked_parts(parts, len(chain) - start)
+        wanted = None if parts is None else _parts(parts, len(self._frame.part_bytes), len(chain) - start)
         request = rq.Reserve(self._frame.space, chain, start, above, wanted)
         return Reservation(self._frame, chain, self._frame.link.call(request))
 
@@ -262,6 +262,18 @@ class Space:
         reply: rq.Value = self._frame.link.call(rq.Hint(self._frame.space, _list(keys), 0, None, hints))
         return int(reply.value or 0)
 
+    def report_prefill(self, tokens: int, seconds: float) -> None:
+        """Tell that the engine has computed the KV of `tokens` tokens in `seconds`.
+
+        Recent reports count most. From the first one on the planner leaves out what would take longer to load.
+
+        Raises:
+            ValueError: one of them is not above 0.
+        """
+        if not (tokens > 0 and 0 < seconds < math.inf):
+            raise ValueError(f"tokens and seconds must be above 0, got {tokens!r} and {seconds!r}")
+        self._frame.link.call(rq.ReportPrefill(self._frame.space, int(tokens), float(seconds)))
+
     def check_write_policy(self, *possible: str) -> None:
         """Refuse a write policy of the memory tier that an engine's adapter cannot carry out.
 
@@ -277,15 +289,6 @@ class Space:
     def frame(self) -> Frame:
         """What handles of this space are made with."""
         return self._frame
-
-    def _checked_parts(self, parts: Sequence[Sequence[int]], blocks: int) -> list[list[int]]:
-        groups = len(self._frame.part_bytes)
-        wanted = [list(each) for each in parts]
-        if len(wanted) != blocks:
-            raise LayoutError(f"parts names the groups of {len(wanted)} blocks, {blocks} are asked for")
-        if any(group not in range(groups) for each in wanted for group in each):
-            raise LayoutError(f"parts names a group that there is not: there are 0 to {groups - 1}")
-        return wanted
 
     def _lease(self, request: rq.Acquire, wait_s: float) -> Lease:
         """Acquire, again and again while copies turn out to be damaged: each of those is dropped."""
@@ -331,6 +334,16 @@ def _chain(keys: Sequence[bytes], start: int, parent: Parent) -> tuple[list[byte
     if not 0 <= start <= len(chain):
         raise ValueError(f"start must be 0 to {len(chain)}, the number of keys, got {start}")
     return chain, start, _wire(parent)
+
+
+def _parts(parts: Sequence[Sequence[int]], groups: int, blocks: int) -> list[list[int]]:
+    """Check which groups of which blocks are named."""
+    wanted = [list(each) for each in parts]
+    if len(wanted) != blocks:
+        raise LayoutError(f"parts names the groups of {len(wanted)} blocks, {blocks} are asked for")
+    if any(group not in range(groups) for each in wanted for group in each):
+        raise LayoutError(f"parts names a group that there is not: there are 0 to {groups - 1}")
+    return wanted
 
 
 def _wire(parent: Parent) -> bytes | None:

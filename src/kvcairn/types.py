@@ -66,6 +66,22 @@ UNKNOWN: Final = _Unknown()
 Parent = bytes | _Unknown | None
 
 
+class TooSlow(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that are there and not worth loading.
+
+    Attributes:
+        tier: the slowest tier that they would come from.
+        blocks: how many.
+        load_s: how long loading the whole hit would take.
+        compute_s: how long computing these blocks takes.
+    """
+
+    tier: str
+    blocks: int
+    load_s: float
+    compute_s: float
+
+
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
     """What a lookup found. Every number is counted from `start`, in blocks unless named otherwise.
 
@@ -77,6 +93,7 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
             has not been asked yet.
         reason: why the run ended, None where all that was asked for is there.
         sparse: the restorable lengths where they are not all of 1..blocks.
+        too_slow: what the planner left out, and why; None where it left out nothing.
     """
 
     blocks: int
@@ -85,6 +102,7 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     pending: int = 0
     reason: MissReason | None = None
     sparse: tuple[int, ...] | None = None
+    too_slow: TooSlow | None = None
 
     @property
     def tokens(self) -> int:
@@ -182,6 +200,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
         writes_dropped: blocks whose write was given up, by reason.
         errors: failed calls, by error class.
         is_down: the breaker is open.
+        read_latency_s: measured time of a read before its bytes come; 0 while nothing was read.
+        read_bytes_per_s: measured rate of reads behind that, the queue counted; 0 while nothing was read.
         unscanned_bytes: of files whose content is not known yet, as the index was lost and is being made anew; part
             of `used_bytes`.
     """
@@ -198,6 +218,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     is_down: bool = False
     unscanned_bytes: int = 0
     dirty_bytes: int = 0
+    read_latency_s: float = 0.0
+    read_bytes_per_s: float = 0.0
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +238,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     open_jobs: int
     spaces: dict[str, int] = {}
     tenants: dict[str, int] = {}
+    prefill_tokens_per_s: dict[str, float] = {}
 
 
 class Completion(Protocol):

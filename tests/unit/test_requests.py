@@ -27,7 +27,7 @@ REQUESTS: list[rq.Request] = [
     rq.JobClose(3), rq.Contains(1, [KEY]), rq.Readable(1, [KEY]), rq.Touch(1, [KEY]), rq.Forget(1, [KEY]),
     rq.Hint(1, [KEY], 0, None, Hints(ttl_s=1.5, pin=True)), rq.GetStats(), rq.IsIdle("disk"),
     rq.AddTier({"type": "disk", "capacity": 5}), rq.DetachTier("disk", False), rq.Clear(None, "memory"),
-    rq.IsCleared(4), rq.WriteBack(3),
+    rq.IsCleared(4), rq.WriteBack(3), rq.ReportPrefill(1, 512, 0.5),
     rq.ReadInto(1, [KEY], 0, None, [4096]), rq.ReadStatus(1), rq.ReadCancel(1),
     rq.Subscribe(), rq.Unsubscribe(1), rq.Events(1), rq.Ended(), rq.Adopt(b"ticket"),
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvcairn import requests as rq
-from kvcairn.core import uses
+from kvcairn.core import planning, uses
 from kvcairn.core.direct import DirectReads
 from kvcairn.core.drops import Drops
 from kvcairn.core.hints import Pins
@@ -137,13 +137,16 @@ class Core:
 
     def _lookup(self, request: rq.Chain) -> rq.HitReply:
         space, keys = self._wanted(request)
-        return rq.HitReply(self.state.walker.hit(space, keys, self.state.now()))
+        walk = self.state.walker.walk(space, keys, self.state.now())
+        return rq.HitReply(self.state.walker.hit(space, planning.worth_loading(self.state, space, walk)))
 
     def _acquire(self, request: rq.Acquire) -> rq.Leased:
         state = self.state
         space, keys = self._wanted(request)
         look = state.walker.walk_ahead if request.wait_s > 0 else state.walker.walk
         walk = look(space, keys, state.now())
+        if request.wait_s > 0:
+            walk = planning.worth_loading(self.state, space, walk)
         uses.named(self.state, self._writes, walk.rows[: walk.length])
         lengths = state.walker.in_memory(space, walk.rows[: walk.length], state.now())
         here = lengths[-1] if lengths else 0
@@ -155,9 +158,11 @@ class Core:
                 walk,
                 priority=ACQUIRE_PRIORITY,
                 lives_s=lives_s,
-                deadline_s=NEVER_S,
+                deadline_s=planning.longest_wait_s(state, space, walk.length - here),
                 is_announced=False,
+                late=MissReason.TOO_SLOW,
             )
+            state.executor.wake()
             return rq.Leased(0, 0, None, [], None, job.hold.number)
         reason = MissReason.DEADLINE if walk.length > here else walk.reason
         leased = self._leases.make(space, keys, walk.rows, lengths, reason)
@@ -168,7 +173,8 @@ class Core:
     def _prefetch(self, request: rq.Prefetch) -> rq.JobStatus:
         state = self.state
         space, keys = self._wanted(request)
-        walk = state.walker.walk_ahead(space, keys, state.now())
+        found = state.walker.walk_ahead(space, keys, state.now())
+        walk = planning.worth_prefetching(state, space, found, request.is_awaited)
         uses.named(self.state, self._writes, walk.rows[: walk.length])
         job = self._loads.start(
             space,
@@ -241,8 +247,7 @@ class Core:
         return rq.Value(flags.index(False) if False in flags else len(flags))
 
     def _readable(self, request: rq.Chain) -> rq.Flags:
-        space, _ = self._wanted(request)
-        return rq.Flags(self._there(request, list(range(len(space.groups)))))
+        return rq.Flags(self._there(request, list(range(len(self.state.spaces[request.space].groups)))))
 
     def _there(self, request: rq.Chain, groups: list[int]) -> list[bool]:
         """Say for each key whether all of these groups are readable somewhere."""
@@ -254,8 +259,7 @@ class Core:
 
     def _touch(self, request: rq.Touch) -> rq.Value:
         space, keys = self._wanted(request)
-        rows = self.state.tree.find(space.rows, keys)
-        uses.named(self.state, self._writes, rows[rows >= 0])
+        uses.named(self.state, self._writes, self.state.tree.find(space.rows, keys))
         return rq.Value(None)
 
     def _forget(self, request: rq.Forget) -> rq.Value:
@@ -267,6 +271,10 @@ class Core:
         self.drops.expired(space, keys)
         rows = self.state.tree.find(space.rows, keys)
         return rq.Value(self.drops.pins.hint(space, rows[rows >= 0], request.hints))
+
+    def _report_prefill(self, request: rq.ReportPrefill) -> rq.Value:
+        planning.note_prefill(self.state.spaces[request.space], request.tokens, request.seconds)
+        return rq.Value(None)
 
     def _clear(self, request: rq.Clear) -> rq.Value:
         levels = self.state.levels if request.tier is None else [self.level(request.tier)]
@@ -337,6 +345,6 @@ def _handlers(core: Core) -> dict[type, Callable[[Any], Any]]:
         rq.Touch: "touch", rq.Forget: "forget", rq.Hint: "hint", rq.GetStats: "stats", rq.IsIdle: "is_idle",
         rq.WriteBack: "write_back", rq.Clear: "clear", rq.IsCleared: "is_cleared",
         rq.Subscribe: "subscribe", rq.Unsubscribe: "unsubscribe", rq.Events: "events",
-        rq.Ended: "ended", rq.Adopt: "adopt",
+        rq.Ended: "ended", rq.Adopt: "adopt", rq.ReportPrefill: "report_prefill",
     }  # fmt: skip
     return {request: getattr(core, f"_{name}") for request, name in names.items()}

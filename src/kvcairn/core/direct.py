@@ -17,6 +17,7 @@ from kvcairn.core.state import State
 from kvcairn.core.walk import Levels, renumber
 from kvcairn.errors import TierError
 from kvcairn.index.arrays import Rows
+from kvcairn.policy.planner import Sample
 from kvcairn.requests import JobStatus, ReadInto
 from kvcairn.tiers.base import BlockRef, Outcome, Read
 from kvcairn.transfer.task import Task, TaskState
@@ -43,6 +44,7 @@ class Call:
     task: Task
     parts: list[Part]
     hung: HungCall
+    sample: Sample
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +107,7 @@ class DirectReads:
                 read.is_wanted = False
             if read is not None and self._state.executor.cancel(call.task):
                 failed = TierError(call.task.tier, "read", "cancelled")
+                call.parts[0].level.speed.forget(call.sample)
                 self._end(read, call.task, call.parts, [failed] * len(call.parts))
 
     def _parts(self, read: DirectRead, rows: Rows, usable: list[Levels], request: ReadInto) -> dict[Level, list[Part]]:
@@ -146,7 +149,8 @@ class DirectReads:
             priority=READ_PRIORITY,
             timeout_s=level.timeout_s,
         )
-        read.tasks[id(task)] = Call(task, parts, hung)
+        sample = level.speed.begin(sum(len(part.out) for part in parts), self._state.now())
+        read.tasks[id(task)] = Call(task, parts, hung, sample)
         submit(level, self._state.executor, task)
 
     def _done(
@@ -156,7 +160,9 @@ class DirectReads:
             if error is None and (not isinstance(outcomes, list) or len(outcomes) != len(parts)):
                 error = TierError(level.name, "read", "the tier returned no outcome for each block")
             results = [error] * len(parts) if error is not None else outcomes
-            level.note(next((o for o in results if isinstance(o, TierError)), None), self._state.now())
+            failed = next((o for o in results if isinstance(o, TierError)), None)
+            level.note(failed, self._state.now())
+            level.measured(read.tasks[id(task)].sample, failed, self._state.now())
             self._end(read, task, parts, results)
             self._state.notify()
 

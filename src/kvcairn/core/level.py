@@ -13,10 +13,11 @@ from kvcairn.core.residency import Residency
 from kvcairn.core.room import Room
 from kvcairn.core.spaces import SpaceInfo, Spaces
 from kvcairn.core.unscanned import Unscanned
-from kvcairn.errors import TierError, TierFull
+from kvcairn.errors import TierError, TierFull, TierTimeout
 from kvcairn.index.arrays import Rows
 from kvcairn.memory.slots import PAGE_BYTES, Addresses
 from kvcairn.policy.admission import Admission, DayBudget, admission
+from kvcairn.policy.planner import MIB, ReadSpeed, Sample
 from kvcairn.tiers.base import BlockRef, Delete, Slot, Tier
 from kvcairn.tiers.breaker import Breaker
 from kvcairn.transfer.executor import Executor
@@ -42,6 +43,7 @@ class Level:
     errors: dict[str, int] = field(default_factory=dict)
     writes_dropped: dict[str, int] = field(default_factory=dict)
     tasks: int = 0  # submitted and not yet ended
+    speed: ReadSpeed = field(default_factory=ReadSpeed)
     unscanned: Unscanned = field(default_factory=Unscanned)
     evicting: Callable[[Level, int, Rows], None] = lambda level, group, rows: None  # before copies are evicted
 
@@ -73,6 +75,13 @@ class Level:
         add_to(self.errors, type(error).__name__)
         if not isinstance(error, TierFull):
             self.breaker.failed(now_s)
+
+    def measured(self, sample: Sample, error: TierError | None, now_s: float) -> None:
+        """Learn from a read how fast the tier is; one that failed says nothing, one given up that it is slow."""
+        if error is None or isinstance(error, TierTimeout):
+            self.speed.end(sample, now_s)
+        else:
+            self.speed.forget(sample)
 
     def room(self, spaces: Spaces) -> Room:
         """Return what makes room here."""
@@ -109,6 +118,8 @@ class Level:
             is_down=self.breaker.is_open(now_s),
             unscanned_bytes=self.unscanned.nbytes,
             dirty_bytes=self._dirty_bytes(spaces, slower) if slower else 0,
+            read_latency_s=self.speed.latency_s,
+            read_bytes_per_s=MIB / self.speed.mib_s if self.speed.mib_s else 0.0,
         )
 
     def _dirty_bytes(self, spaces: Spaces, slower: list[Level]) -> int:

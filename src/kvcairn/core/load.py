@@ -36,6 +36,7 @@ class Job:
         needs: for each group the blocks needed, [from, to).
         have: for each group which blocks are in memory and pinned.
         serials: of the rows when the job began; another serial means that the row is another block now.
+        brought_bytes: of the blocks that its own reads bring.
         limit: blocks that can still arrive; what lies behind a block that was lost is not waited for.
     """
 
@@ -54,8 +55,10 @@ class Job:
     expires_s: float = NEVER_S
     is_stalled: bool = False
     is_late: bool = False
+    late: MissReason = MissReason.DEADLINE
     let_go_seen: int = -1
     is_announced: bool = True
+    brought_bytes: int = 0
     promotions: list[Promotion] = field(default_factory=list)
 
     @property
@@ -88,6 +91,7 @@ class Loads:
         lives_s: float,
         deadline_s: float,
         is_announced: bool,
+        late: MissReason = MissReason.DEADLINE,
     ) -> Job:
         """Begin to load what a walk found.
 
@@ -99,6 +103,7 @@ class Loads:
             lives_s: how long it holds what it brought, unclaimed, once nothing more arrives.
             deadline_s: from now; no more is asked for after that.
             is_announced: whether `poll` tells of its end.
+            late: why what has not come by the deadline is a miss.
         """
         needs = space.ranges(walk.length)
         job = Job(
@@ -114,6 +119,7 @@ class Loads:
             limit=walk.length,
             reason=walk.reason,
             is_announced=is_announced,
+            late=late,
         )
         self._jobs[job.hold.number] = job
         self._hold_sources(job)
@@ -143,7 +149,7 @@ class Loads:
         if have < ready:
             why = None  # the caller wants no more
         elif ready < job.limit:
-            why = MissReason.NO_ROOM if job.is_stalled else MissReason.DEADLINE if job.is_late else late
+            why = MissReason.NO_ROOM if job.is_stalled else job.late if job.is_late else late
         space, keys, rows = job.hold.space, job.hold.keys, job.walk.rows
         lengths = self._state.walker.in_memory(space, rows[:have], self._state.now())
         if have and (not lengths or lengths[-1] < have):
@@ -277,10 +283,23 @@ class Loads:
             self._cut(job, group, int(lost[0]))
             absent, sources = absent[absent < job.limit], sources[absent < job.limit]
         affordable = self._affordable(job, group, absent)
+        affordable = affordable[: self._share_left(job, group)]
         rows = job.walk.rows[affordable]
         started = self._promotions.start(job.hold.space, group, rows, sources[: rows.size], job.priority)
+        slot_bytes = self._state.memory.residency.slot_bytes(job.hold.space, group)
+        job.brought_bytes += slot_bytes * sum(promotion.rows.size for promotion in started)
         job.promotions.extend(started)
         return len(started)
+
+    def _share_left(self, job: Job, group: int) -> int | None:
+        """Return how many more blocks a prefetch may bring; one in any case while none has brought any."""
+        if not job.is_announced:  # an acquire
+            return None
+        memory = self._state.memory
+        taken = sum(each.brought_bytes for each in self._jobs.values() if each.is_announced)
+        share = int(self._state.config.prefetch.max_memory_fraction * memory.capacity_bytes)
+        left: int = (share - taken) // memory.residency.slot_bytes(job.hold.space, group)
+        return max(left, 0 if taken else 1)
 
     def _affordable(self, job: Job, group: int, blocks: Rows) -> Rows:
         """Return the leading blocks that the cap on leases still allows to be pinned."""

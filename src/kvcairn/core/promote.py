@@ -19,6 +19,7 @@ from kvcairn.core.walk import Levels
 from kvcairn.errors import CorruptBlock, TierError, TierTimeout
 from kvcairn.index.arrays import Rows
 from kvcairn.memory.slots import PAGE_BYTES
+from kvcairn.policy.planner import Sample
 from kvcairn.tiers.base import BlockRef, Outcome, Read
 from kvcairn.transfer.task import Task, TaskState
 from kvcairn.types import CopyState, MissReason
@@ -37,6 +38,7 @@ class Promotion:
     rows: Rows
     hung: HungCall
     task: Task | None = None
+    sample: Sample | None = None
 
 
 class Promotions:
@@ -75,6 +77,8 @@ class Promotions:
         for promotion in promotions:
             if promotion.task is not None and self._state.executor.cancel(promotion.task):
                 promotion.source.tasks -= 1
+                if promotion.sample is not None:
+                    promotion.source.speed.forget(promotion.sample)
                 self._finish(promotion, [MissReason.PENDING] * promotion.rows.size, None, is_cancelled=True)
 
     def _submit(self, promotion: Promotion, priority: int) -> None:
@@ -94,6 +98,7 @@ class Promotions:
             timeout_s=source.timeout_s,
         )
         promotion.task = task
+        promotion.sample = source.speed.begin(rows.size * promotion.space.part_bytes[group], self._state.now())
         submit(source, self._state.executor, task)
 
     def _reads(self, promotion: Promotion) -> list[Read]:
@@ -118,6 +123,8 @@ class Promotions:
                 error = CorruptBlock(source.name, "read", "the tier returned no outcome for each block")
             failed = next((o for o in outcomes if isinstance(o, TierError)), None) if error is None else error
             source.note(failed, self._state.now())
+            if promotion.sample is not None:
+                source.measured(promotion.sample, failed, self._state.now())
             self._finish(promotion, [error] * promotion.rows.size if error else outcomes, error)
             self._ended()
             self._state.notify()

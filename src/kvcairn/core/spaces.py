@@ -8,6 +8,7 @@ from kvcairn.errors import LayoutError
 from kvcairn.index.tree import SpaceRows, Tree
 from kvcairn.layout import LayerGroup, SpaceDescriptor
 from kvcairn.memory.slots import round_up
+from kvcairn.policy.planner import PrefillSpeed
 
 
 class SpaceInfo:
@@ -18,6 +19,7 @@ class SpaceInfo:
         self.rows = rows
         self.descriptor: SpaceDescriptor | None = None
         self.part_bytes: dict[int, int] = {}
+        self.prefill: PrefillSpeed | None = None  # of the engine, once it has told
 
     @property
     def number(self) -> int:
@@ -32,6 +34,12 @@ class SpaceInfo:
     def is_full(self, group: int) -> bool:
         """Whether blocks of this group are of use only with all blocks before them; so is what is not known."""
         return not self.groups or self.groups[group].kind == "full"
+
+    @property
+    def chain_bytes(self) -> int:
+        """Bytes that a further block of a chain adds to what is loaded: those of full groups, where there are any."""
+        full = [nbytes for group, nbytes in self.part_bytes.items() if self.is_full(group)]
+        return sum(full) or sum(self.part_bytes.values())
 
     def slot_bytes(self, group: int, header_bytes: int = 0) -> int:
         """Size of a slot for one copy of this group."""

@@ -27,4 +27,9 @@ def stats(state: State) -> Stats:
         open_jobs=state.ledger.count("job"),
         spaces=by_space,
         tenants=by_tenant,
+        prefill_tokens_per_s={
+            space.rows.space_id.hex(): space.prefill.tokens / space.prefill.seconds
+            for space in state.spaces
+            if space.prefill is not None
+        },
     )

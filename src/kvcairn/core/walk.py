@@ -12,7 +12,7 @@ from kvcairn.core.residency import READY, RESERVED, WRITING, Fastest
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.index.arrays import Rows
 from kvcairn.index.tree import Tree
-from kvcairn.types import CopyState, Hit, MissReason
+from kvcairn.types import CopyState, Hit, MissReason, TooSlow
 
 Levels = npt.NDArray[np.uint8]
 
@@ -27,6 +27,7 @@ class Walk:
         length: longest restorable run.
         sparse: restorable lengths where they are not all of 1..length.
         reason: why it ends, None if nothing is missing.
+        too_slow: what the planner cut off.
     """
 
     rows: Rows
@@ -34,6 +35,12 @@ class Walk:
     length: int
     sparse: tuple[int, ...] | None
     reason: MissReason | None
+    too_slow: TooSlow | None = None
+
+    def cut(self, length: int, reason: MissReason, too_slow: TooSlow | None = None) -> Walk:
+        """Return the part of it that is `length` long."""
+        sparse = None if self.sparse is None else tuple(each for each in self.sparse if each <= length)
+        return Walk(self.rows, self.levels[:length], length, sparse, reason, too_slow)
 
 
 class Walker:
@@ -95,9 +102,8 @@ class Walker:
             best = np.where(self._expired(rows, now_s), 0, best).astype(np.uint8)
         return best
 
-    def hit(self, space: SpaceInfo, keys: list[bytes], now_s: float) -> Hit:
-        """Return a walk's result as the public value."""
-        walk = self.walk(space, keys, now_s)
+    def hit(self, space: SpaceInfo, walk: Walk) -> Hit:
+        """Return a walk as the public value."""
         assert space.descriptor is not None
         return Hit(
             blocks=walk.length,
@@ -106,6 +112,7 @@ class Walker:
             pending=self._pending(walk) if walk.reason is MissReason.PENDING else 0,
             reason=walk.reason,
             sparse=walk.sparse,
+            too_slow=walk.too_slow,
         )
 
     def by_tier(self, levels: Levels) -> dict[str, int]:

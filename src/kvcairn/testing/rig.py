@@ -151,7 +151,8 @@ class Rig:
         memory = {"type": "memory", "capacity": setup.memory_blocks * PAGE_BYTES, "poison": True, "prefault": False}
         tiers: list[dict[str, Any]] = [memory | {"eviction": setup.eviction, "write_policy": setup.memory_write_policy}]
         tiers += [self.tier_options(name) for name in setup.lower_names]
-        settings = {"tiers": tiers, "verify_memory": "always", "planner": "off", "max_lease_fraction": 1.0}
+        settings: dict[str, Any] = {"tiers": tiers, "verify_memory": "always", "planner": "off"}
+        settings |= {"max_lease_fraction": 1.0, "prefetch": {"max_memory_fraction": 1.0}}
         return Config.from_dict(settings | dict(setup.settings))
 
     def tier_options(self, name: str) -> dict[str, Any]:

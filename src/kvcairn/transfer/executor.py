@@ -345,7 +345,8 @@ class ThreadExecutor:
 class InlineExecutor:
     """Runs one task for each `step`, on the caller's thread: for replay, and for tests that interleave by hand.
 
-    A task that waits (`pause`) runs what is queued, and where nothing is, moves the virtual clock on. Not thread-safe.
+    A task that waits (`pause`) runs what is queued, and where nothing is, moves the virtual clock on to what is due
+    next. Not thread-safe.
     """
 
     def __init__(self, clock: VirtualClock | None = None) -> None:
@@ -390,12 +391,18 @@ class InlineExecutor:
             pass
 
     def pause(self, changed: threading.Condition, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Step until `done()`, or until nothing is left to run and the time has passed."""
+        """Step until `done()`, or until the time has passed: where nothing is left to run it goes on to what is due."""
+        until_s = self.clock.now() + (math.inf if timeout_s is None else timeout_s)
         while not done():
-            if not self.step():
-                if timeout_s is not None and math.isfinite(timeout_s):
-                    self.clock.advance(timeout_s)
-                self.wake()
+            if self.step():
+                continue
+            now_s = self.clock.now()
+            due_s = self._tick(now_s)
+            next_s = until_s if due_s is None or due_s <= now_s else min(due_s, until_s)
+            if math.isfinite(next_s):
+                self.clock.advance(next_s - now_s)
+            self.wake()
+            if next_s >= until_s:
                 return done()
         return True
 
