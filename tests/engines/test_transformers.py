@@ -479,3 +479,28 @@ def test_on_a_cuda_device(dtype: str, tmp_path: Path) -> None:
         cached = wrap(model, cache)
         assert torch.equal(greedy(cached, ids, attention_mask=mask), expected)
         assert [row.by_tier for row in cached.last_reuse.rows] == [{"disk": 192}, {"disk": 144}]
+
+
+def test_the_cache_learns_how_fast_the_model_computes(cache: kv.Cache, small: Any) -> None:
+    cached = wrap(small, cache)
+    cached.generate(prompt(BLOCK_TOKENS // 2, seed=71), max_new_tokens=4)
+    assert cache.stats().prefill_tokens_per_s == {}, "few tokens are no measurement"
+    cached.generate(prompt(200, seed=72), max_new_tokens=4)
+    (rate,) = cache.stats().prefill_tokens_per_s.values()
+    assert rate > 0
+    assert not small._forward_hooks and not small._forward_pre_hooks
+
+
+def test_what_a_slow_tier_has_is_computed(small: Any, tmp_path: Path) -> None:
+    """The model computes in milliseconds what the disk needs seconds for: from then on it is left where it is."""
+    opened, _ = open_with_faults(tmp_path, Fault(kind=FaultKind.DELAY, ops=frozenset(["read"]), delay_s=1.0))
+    with opened:
+        cached, ids = wrap(small, opened), prompt(200, seed=73)
+        wanted = cached.generate(ids, max_new_tokens=4)
+        opened.drain()
+        for turn in range(3):
+            opened.clear(tier="memory")
+            assert torch.equal(cached.generate(ids, max_new_tokens=4), wanted)
+            if turn:
+                assert cached.last_reuse.tokens == 0
+        assert opened.stats().misses_by_reason["too_slow"] > 0

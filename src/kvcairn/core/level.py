@@ -13,7 +13,7 @@ from kvcairn.core.residency import Residency
 from kvcairn.core.room import Room
 from kvcairn.core.spaces import SpaceInfo, Spaces
 from kvcairn.core.unscanned import Unscanned
-from kvcairn.errors import TierError, TierFull, TierTimeout
+from kvcairn.errors import TierError, TierFull
 from kvcairn.index.arrays import Rows
 from kvcairn.memory.slots import PAGE_BYTES, Addresses
 from kvcairn.policy.admission import Admission, DayBudget, admission
@@ -77,8 +77,8 @@ class Level:
             self.breaker.failed(now_s)
 
     def measured(self, sample: Sample, error: TierError | None, now_s: float) -> None:
-        """Learn from a read how fast the tier is; one that failed says nothing, one given up that it is slow."""
-        if error is None or isinstance(error, TierTimeout):
+        """Learn from a read how fast the tier is; one that failed says nothing, and the breaker looks after those."""
+        if error is None:
             self.speed.end(sample, now_s)
         else:
             self.speed.forget(sample)

@@ -13,7 +13,7 @@ Lengths = npt.NDArray[np.intp]
 
 MIB = 1 << 20
 STEP = 0.3  # of the filter
-DECAY = 0.8  # of what was reported about computing before
+HALF_LIFE_TOKENS = 4096  # after so many more, what was reported about computing before counts half
 LEAST_GAIN_S = 0.05  # a cut that would save less than that, or a tenth of computing, is not made
 LEAST_PART = 0.1
 FRESH_S = 10.0  # after so long without a sample the belief that a tier is slow halves, again and again
@@ -55,7 +55,7 @@ class ReadSpeed:
         return Sample(nbytes, self.outstanding_bytes, now_s)
 
     def end(self, sample: Sample, now_s: float) -> None:
-        """It has ended, with its bytes or after its deadline."""
+        """It has ended, with its bytes."""
         self.forget(sample)
         size, took_s = sample.ahead_bytes / MIB, max(0.0, now_s - sample.begin_s)
         step = 1.0 if self.last_s is None else STEP
@@ -86,8 +86,9 @@ class PrefillSpeed:
 
     def note(self, tokens: int, seconds: float) -> None:
         """So many tokens were computed in so many seconds."""
-        self.tokens = DECAY * self.tokens + tokens
-        self.seconds = DECAY * self.seconds + seconds
+        decay = 0.5 ** (tokens / HALF_LIFE_TOKENS)
+        self.tokens = decay * self.tokens + tokens
+        self.seconds = decay * self.seconds + seconds
 
     def compute_s(self, tokens: int) -> float:
         """Return how long computing so many tokens takes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,14 @@ from transformers import DynamicCache
 from kvcairn.adapters.transformers.anatomy import accepts, cache_argument, examine, generate_cache_argument
 from kvcairn.adapters.transformers.blocks import LayerKV
 from kvcairn.adapters.transformers.fingerprint import fingerprint, model_name
+from kvcairn.adapters.transformers.prefill import timed_prefills
 from kvcairn.adapters.transformers.prefix import Prefixes, Row
 from kvcairn.adapters.transformers.request import Request, read_request
 from kvcairn.adapters.transformers.reuse import Reuse, RowReuse
 
 if TYPE_CHECKING:
     from kvcairn import Cache
-from kvcairn.errors import LayoutError
+from kvcairn.errors import KVCairnError, LayoutError
 from kvcairn.layout import SpaceDescriptor
 
 logger = logging.getLogger(__name__)
@@ -120,7 +122,8 @@ class CachedModel:
             return self.model.generate(inputs, **kwargs)
         past, reused = self._load_batch(request)
         kwargs["attention_mask"] = request.mask
-        result = self.model.generate(inputs, **kwargs, **{generate_cache_argument(): past})
+        with timed_prefills(self.model, self.block_tokens, self._report_prefill):
+            result = self.model.generate(inputs, **kwargs, **{generate_cache_argument(): past})
         stored = self._store_batch(request, getattr(result, "sequences", result), past)
         rows = zip(reused, stored, strict=True)
         self._last.reuse = Reuse(tuple(replace(row, stored_blocks=n) for row, n in rows))
@@ -159,6 +162,10 @@ class CachedModel:
         if len(tokens) > past.get_seq_length():
             raise LayoutError(f"{len(tokens)} tokens given, but the cache holds {past.get_seq_length()}")
         return self._prefixes.store(Row(tokens), [(layer.keys, layer.values) for layer in past.layers], 0)
+
+    def _report_prefill(self, tokens: int, seconds: float) -> None:
+        with suppress(KVCairnError):  # a cache that is closed costs its blocks and nothing else
+            self.space.report_prefill(tokens, seconds)
 
     def _load_batch(self, request: Request) -> tuple[DynamicCache, tuple[RowReuse, ...]]:
         """Return a cache that all rows fill up to the column of the best one, and what was reused of each."""

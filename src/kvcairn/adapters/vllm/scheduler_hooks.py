@@ -18,6 +18,7 @@ from kvcairn.adapters.vllm.held import Held
 from kvcairn.adapters.vllm.identity import one_spec
 from kvcairn.adapters.vllm.lookups import Lookups
 from kvcairn.adapters.vllm.metrics import HIT, Counts
+from kvcairn.adapters.vllm.pace import Pace
 from kvcairn.adapters.vllm.scheduler import Scheduler
 from kvcairn.adapters.vllm.settings import ConnectorOptions, Settings
 from kvcairn.adapters.vllm.steps import SpaceOffer, StepPlan, StepReport
@@ -34,6 +35,7 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
     cache: Cache
     _counts: Counts
     _scheduler: Scheduler | None = None
+    _pace: Pace | None = None
     _events: Events | None = None
     _sources: dict[str, CacheHitSource]
 
@@ -62,7 +64,7 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
         self._scheduler = Scheduler(
             self.cache, spaces, lookups, stores, loads=transfer.is_kv_consumer, saves=transfer.is_kv_producer
         )
-        self._events = events
+        self._events, self._pace = events, Pace(spaces)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -98,10 +100,14 @@ class SchedulerHooks(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """Return what workers do in this step."""
+        if self._pace is not None:
+            self._pace.begin(scheduler_output.total_num_scheduled_tokens)
         return self.scheduler.plan(scheduler_output)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take what workers have done."""
+        if self._pace is not None:
+            self._pace.end()
         report = connector_output.kv_connector_worker_meta
         loaded = connector_output.finished_recving or set()
         self.scheduler.report(report if isinstance(report, StepReport) else None, loaded)
