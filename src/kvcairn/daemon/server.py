@@ -175,6 +175,7 @@ class Server:
                 return
             try:
                 reply = self._reply(request, session)
+                version = state.version if isinstance(request, Await) else version
             except (KVCairnError, ValueError) as error:
                 reply = Refused.of(error)
             channel.send(Answer(version, len(state.levels) > 1, reply))

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from kvcairn import requests as rq
 from kvcairn.cache import Cache
 from kvcairn.clock import VirtualClock
 from kvcairn.config import Config
@@ -108,6 +109,11 @@ class Socket(Remote):
         self._server = Server(direct, path)
         self._server.start()
         super().__init__(f"unix:{path}", executor)
+
+    def version(self) -> int:
+        """Ask the daemon: where transfers are stepped by hand, nobody waits there for what they change."""
+        self.call(rq.IsIdle())
+        return super().version()
 
     def close(self) -> None:
         """End the session, the daemon and its core."""
