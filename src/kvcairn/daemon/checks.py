@@ -91,10 +91,16 @@ def _check_job_lease(request: rq.JobLease, core: Core) -> None:
         raise Refusal("count is negative")
 
 
+def _check_write_back(request: rq.WriteBack, core: Core) -> None:
+    if request.begin < 0:
+        raise Refusal("begin is negative")
+
+
 _FURTHER: Final[dict[type, Callable[[Any, Core], None]]] = {
     rq.Reserve: _check_reserve,
     rq.Commit: _check_commit,
     rq.Damaged: _check_damaged,
     rq.JobLease: _check_job_lease,
+    rq.WriteBack: _check_write_back,
     rq.Clear: lambda request, core: _check_space(request.space, core, must_be_open=False),
 }

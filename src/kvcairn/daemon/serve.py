@@ -13,7 +13,7 @@ from kvcairn.config import Config
 from kvcairn.core.link import Direct
 from kvcairn.core.open import open_core
 from kvcairn.daemon.server import Server
-from kvcairn.requests import IsIdle
+from kvcairn.requests import IsIdle, WriteBack
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def serve(config: Config, path: Path, ready: Callable[[], None]) -> bool:
             ready()
             signal.sigwait(_STOPS)
             server.close()
-            is_idle = link.wait(lambda: bool(link.call(IsIdle(but_rebuilds=True)).value), CLOSE_DRAIN_S)
+            is_idle = _write_back(link, link.now() + CLOSE_DRAIN_S)
             if not is_idle:
                 logger.warning("stopped with writes left over: a tier did not take them within %g s", CLOSE_DRAIN_S)
             return is_idle
@@ -46,3 +46,14 @@ def serve(config: Config, path: Path, ready: Callable[[], None]) -> bool:
             link.close()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _write_back(link: Direct, until_s: float) -> bool:
+    """Have written what memory alone has, piece by piece; return whether nothing is left."""
+    begin: int | None = 0
+    while begin is not None:
+        begin = link.call(WriteBack(begin)).value
+        left_s = max(0.0, until_s - link.now())
+        if not link.wait(lambda: bool(link.call(IsIdle(but_rebuilds=True)).value), left_s):
+            return False
+    return True

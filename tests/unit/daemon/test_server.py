@@ -211,6 +211,7 @@ def test_a_frame_of_any_size_is_not_waited_for(daemon: Daemon) -> None:
         rq.Reserve(0, [bytes(32)], 0, None, []),
         rq.JobLease(1, -1),
         rq.Clear(99),
+        rq.WriteBack(-1),
     ],
 )
 def test_what_no_client_sends_ends_its_connection_and_no_other(daemon: Daemon, request_: rq.Request) -> None:
