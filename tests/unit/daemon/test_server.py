@@ -230,7 +230,7 @@ def test_memory_of_a_client_is_never_read_into(daemon: Daemon) -> None:
     link = Remote(daemon.address)
     link.call(rq.OpenSpace(DESCRIPTOR))
     with pytest.raises(UnsupportedError):
-        link.call(rq.ReadInto(0, [bytes(32)], 0, None, [[rq.Region(4096, 64)]]))
+        link.call(rq.ReadInto(0, [bytes(32)], 0, None, [4096]))
     link.close()
 
 
