@@ -294,9 +294,11 @@ def test_one_socket_has_one_daemon_and_a_stale_one_is_replaced(daemon: Daemon, t
     stale = tmp_path / "stale"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(stale))
-    Server(daemon.direct, stale).start()
+    second = Server(daemon.direct, stale)
+    second.start()
     with Cache.connect(f"unix:{stale}") as cache:
         assert cache.stats().open_leases == 0
+    second.close()
 
 
 def test_serving_goes_on_as_misses_when_the_daemon_is_gone(daemon: Daemon) -> None:
