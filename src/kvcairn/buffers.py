@@ -150,7 +150,7 @@ class LoadInto:
         late = Late()
         while done < len(self._chain) and not job.is_cancelled:
             here = self._copy_out(done)
-            if not here and self._frame.link.now() < self._until_s:
+            if not here and self._frame.link.reads_into_buffers() and self._frame.link.now() < self._until_s:
                 here = self._read_out(job, done, late)
             if not here:
                 self._lease(rq.Acquire(self._frame.space, self._chain, done), 0.0).release()  # counts what is missed
@@ -160,8 +160,11 @@ class LoadInto:
         return late if late.reads else None
 
     def _copy_out(self, start: int) -> int:
-        """Copy the run that is in memory; return its length."""
-        with self._lease(rq.Acquire(self._frame.space, self._chain, start, counts_rest=False), 0.0) as lease:
+        """Copy the run that is in memory, or can be brought there where there is no other way; return its length."""
+        link = self._frame.link
+        wait_s = 0.0 if link.reads_into_buffers() else max(0.0, self._until_s - link.now())
+        request = rq.Acquire(self._frame.space, self._chain, start, None, wait_s, counts_rest=False)
+        with self._lease(request, wait_s) as lease:
             if lease.count:
                 bases = addresses_of(lease, len(self._frame.part_bytes), self._frame.link.arena)
                 self._regions.copy_in(start, lease.count, bases)

@@ -11,12 +11,13 @@ from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
 from kvcairn import requests as rq
-from kvcairn.config import Config
+from kvcairn.config import Config, PrefetchOptions
 from kvcairn.core.link import Direct
 from kvcairn.core.open import open_core
 from kvcairn.errors import ClosedError, LeaseError, UnsupportedError
 from kvcairn.layout import SpaceDescriptor
 from kvcairn.memory.lease import Lease, Reservation
+from kvcairn.remote.link import Remote
 from kvcairn.space import Space
 from kvcairn.transfer.job import Job
 from kvcairn.types import BlockEvent, Hit, MissReason, Stats
@@ -33,9 +34,10 @@ class Cache:
     _opened: ClassVar[dict[Config, Cache]] = {}
     _opening: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, link: rq.Link, config: Config) -> None:
-        """Wrap a link to a core; `open` and `connect` are the usual ways."""
+    def __init__(self, link: rq.Link, config: Config | None, prefetch: PrefetchOptions | None = None) -> None:
+        """Wrap a link to a core; `open` and `connect` are the usual ways, and `connect` knows no settings but these."""
         self._link, self._config = link, config
+        self._prefetch = prefetch or (config.prefetch if config else PrefetchOptions())
         self._spaces: dict[bytes, Space] = {}
         self._jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
         self._users = 1
@@ -62,12 +64,17 @@ class Cache:
 
     @classmethod
     def connect(cls, address: str, token: str | None = None) -> Cache:
-        """Connect to a daemon.
+        """Connect to the daemon at `unix:PATH`; it has the same methods. Waits at most 5 s.
 
         Raises:
-            UnsupportedError: this version has no daemon yet.
+            ConfigError: there is no daemon at that address.
+            UnsupportedError: it speaks another version of the protocol or refuses this client, or a token is given:
+                this version checks who connects by the socket alone.
         """
-        raise UnsupportedError(f"cannot connect to {address!r}: this version has no daemon; use Cache.open")
+        if token is not None:
+            raise UnsupportedError("tokens are not there yet: the daemon's socket is open to its own user alone")
+        link = Remote(address)
+        return cls(link, None, link.prefetch)
 
     def space(self, descriptor: SpaceDescriptor) -> Space:
         """Return the blocks of one model; the same object for an equal descriptor.
@@ -81,7 +88,7 @@ class Cache:
         with self._guard:
             space = self._spaces.get(descriptor.space_id)
             if space is None:
-                space = Space(self._link, descriptor, self._config.prefetch, self._jobs)
+                space = Space(self._link, descriptor, self._prefetch, self._jobs)
                 self._spaces[descriptor.space_id] = space
             return space
 
@@ -177,6 +184,8 @@ class Cache:
     def close(self, drain: bool = True) -> None:
         """End the cache, with `drain` after background writes are done (at most 60 s). Idempotent.
 
+        A connected one leaves the daemon, which goes on writing whatever `drain` says.
+
         An index that is being made anew is not waited for: that starts over with the next opening.
 
         Every later call of anything that came from it raises `ClosedError`; views of leases stay readable.
@@ -185,10 +194,10 @@ class Cache:
             self._users = max(0, self._users - 1)
             if self._users:
                 return
-            if self._opened.get(self._config) is self:
+            if self._config is not None and self._opened.get(self._config) is self:
                 del self._opened[self._config]
         try:
-            if drain and not self._write_back(self._link.now() + CLOSE_DRAIN_S):
+            if drain and self._config is not None and not self._write_back(self._link.now() + CLOSE_DRAIN_S):
                 logger.warning("closed with writes left over: a tier did not take them within %g s", CLOSE_DRAIN_S)
         except ClosedError:
             return

@@ -22,6 +22,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from kvcairn.config import ConfigReader, Setting, read_toml
+from kvcairn.daemon.serve import serve as serve_until_stopped
 from kvcairn.doctor import Check, examine
 from kvcairn.errors import ConfigError, KVCairnError, UnsupportedError
 from kvcairn.schema import config_schema
@@ -165,6 +166,24 @@ def bench_engine(
         _bench("run_sglang", as_json, path)
     else:
         _bench("run_engine", as_json, engine, model)
+
+
+@app.command()
+def serve(
+    config: Annotated[Path, typer.Option("--config", help="Settings file.")],
+    socket: Annotated[Path, typer.Option("--socket", help="Unix socket that clients connect to.")],
+    as_json: Json = False,
+) -> None:
+    """Serve one cache to all engines of this host, until SIGTERM; prints a line once clients can connect."""
+
+    def ready() -> None:
+        if as_json:
+            print_lines([{"event": "ready", "address": f"unix:{socket}"}])
+        else:
+            typer.echo(f"kvcairn: serving at unix:{socket}")
+
+    if not serve_until_stopped(ConfigReader().read(read_toml(config)), socket, ready):
+        raise typer.Exit(Exit.FAILED)
 
 
 @app.command("ls")

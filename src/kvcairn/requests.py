@@ -375,6 +375,10 @@ class Link(Protocol):
         """Names this run of the core."""
         ...
 
+    def reads_into_buffers(self) -> bool:
+        """Whether `ReadInto` is served: tiers can read into memory of this process."""
+        ...
+
     def has_lower_tiers(self) -> bool:
         """Whether there is a tier below memory now."""
         ...

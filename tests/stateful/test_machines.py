@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:eviction 'lfu'")
 STEPS = 20_000
 LONG_STEPS = 200  # of each case with each pair of policies
 STEPS_PER_EXAMPLE = 50
-LINKS: tuple[LinkKind, ...] = ("direct", "loopback")
+LINKS: tuple[LinkKind, ...] = ("direct", "loopback", "socket")
 BELOW: tuple[BelowKind, ...] = ("none", "dict", "disk")
 CASES = [
     (size, below, hybrid, link)

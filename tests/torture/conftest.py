@@ -13,7 +13,7 @@ from kvcairn.testing.rig import BelowKind, LinkKind, Rig, Setup
 from tests.torture.support import MakeRig
 
 
-@pytest.fixture(params=["direct", "loopback"])
+@pytest.fixture(params=["direct", "loopback", "socket"])
 def link(request: pytest.FixtureRequest) -> LinkKind:
     chosen: LinkKind = request.param
     return chosen

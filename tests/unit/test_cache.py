@@ -76,9 +76,14 @@ class TestOpen:
         with Cache.open(other) as cache:
             assert list(cache.stats().tiers) == ["memory", "disk"]
 
-    def test_there_is_no_daemon_yet(self) -> None:
-        with pytest.raises(UnsupportedError, match=r"Cache\.open"):
-            Cache.connect("unix:/nowhere")
+    @pytest.mark.parametrize("address", ["unix:/nowhere", "unix:", "tcp://127.0.0.1:1", "/nowhere"])
+    def test_where_no_daemon_is_connecting_says_so(self, address: str) -> None:
+        with pytest.raises(ConfigError, match="address"):
+            Cache.connect(address)
+
+    def test_tokens_are_refused_rather_than_ignored(self) -> None:
+        with pytest.raises(UnsupportedError, match="token"):
+            Cache.connect("unix:/nowhere", token="secret")
 
 
 def test_a_space_is_one_object(rig: Rig) -> None:

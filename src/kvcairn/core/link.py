@@ -69,6 +69,10 @@ class Direct:
         task = Task(_LANE, "run", work, done, lambda: None, timeout_s=float("inf"))
         self.core.state.executor.submit(task)
 
+    def reads_into_buffers(self) -> bool:
+        """Whether tiers can read into memory of this process: they run in it."""
+        return True
+
     def has_lower_tiers(self) -> bool:
         """Whether there is a tier below memory now."""
         return len(self.core.state.levels) > 1

@@ -38,7 +38,7 @@ Case = tuple[str, BelowKind, bool, LinkKind]  # size, below, hybrid, link
 Policy = tuple[str, int, str]  # write policy, number of tiers below memory, promotion
 
 _BELOW: Final[tuple[BelowKind, ...]] = ("none", "dict", "disk")
-_LINKS: Final[tuple[LinkKind, ...]] = ("direct", "loopback")
+_LINKS: Final[tuple[LinkKind, ...]] = ("direct", "loopback", "socket")
 POLICIES: Final[tuple[Policy, ...]] = (
     ("through", 1, "keep"), ("back", 3, "keep"), ("selective", 1, "bypass"), ("back", 1, "move"),
     ("through", 3, "bypass"), ("none", 1, "keep"), ("selective", 3, "keep"), ("back", 3, "move"),

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from kvcairn import requests as rq
 from kvcairn.cache import Cache
 from kvcairn.clock import VirtualClock
 from kvcairn.config import Config
 from kvcairn.core.core import Core
 from kvcairn.core.link import Direct, Loopback
 from kvcairn.core.open import open_core
+from kvcairn.daemon.server import Server
 from kvcairn.layout import KVLayout, LayerGroup, SpaceDescriptor
 from kvcairn.memory.slots import PAGE_BYTES as PAGE_BYTES
-from kvcairn.requests import WriteBack
+from kvcairn.remote.link import Remote
+from kvcairn.requests import Link, WriteBack
 from kvcairn.space import Space
 from kvcairn.testing.dict_tier import DictContent, DictTier
 from kvcairn.testing.faulty import Fault, FaultyTier
 from kvcairn.tiers.base import Tier
-from kvcairn.transfer.executor import InlineExecutor
+from kvcairn.transfer.executor import Executor, InlineExecutor
 
 BELOW: Final = "disk"
 
-LinkKind = Literal["direct", "loopback"]
+LinkKind = Literal["direct", "loopback", "socket"]
 BelowKind = Literal["none", "dict", "disk"]
 
 PLAIN: Final = KVLayout(groups=(LayerGroup.full(2, 32),), dtype="float16")
@@ -39,7 +43,7 @@ class Setup:
     """What to put on the bench.
 
     Attributes:
-        link: a function call, or every request and reply as bytes.
+        link: a function call, every request and reply as bytes, or a daemon behind its socket.
         below: the tiers below memory: none, in a dictionary each, or files.
         lower_tiers: how many there are, where there are any; they are called disk, disk2, disk3.
         write_policy: of each of them.
@@ -88,6 +92,35 @@ class Setup:
         return SpaceDescriptor(
             model="toy", weights="0", layout=self.layout, block_tokens=self.block_tokens, tenant=tenant
         )
+
+
+class Socket(Remote):
+    """A client of a daemon in this process; with the link ends the daemon.
+
+    Args:
+        direct: the link to the core that is served.
+        executor: runs the client's transfers too; threads of its own where None.
+    """
+
+    def __init__(self, direct: Direct, executor: Executor | None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kvcairn-socket-")
+        path = Path(self._folder.name, "socket")
+        self._direct = direct
+        self._server = Server(direct, path)
+        self._server.start()
+        super().__init__(f"unix:{path}", executor)
+
+    def version(self) -> int:
+        """Ask the daemon: where transfers are stepped by hand, nobody waits there for what they change."""
+        self.call(rq.IsIdle())
+        return super().version()
+
+    def close(self) -> None:
+        """End the session, the daemon and its core."""
+        super().close()
+        self._server.close()
+        self._direct.close()
+        self._folder.cleanup()
 
 
 class Rig:
@@ -182,8 +215,12 @@ class Rig:
     def _open(self) -> None:
         self.executor = None if self.setup.threads else InlineExecutor(self.clock)
         self.core = open_core(self.config, executor=self.executor, wrap=self._wrap)
-        link = Direct if self.setup.link == "direct" else Loopback
-        self.cache = Cache(link(self.core), self.config)
+        self.cache = Cache(self._link(), self.config)
+
+    def _link(self) -> Link:
+        if self.setup.link == "socket":
+            return Socket(Direct(self.core), self.executor)
+        return Direct(self.core) if self.setup.link == "direct" else Loopback(self.core)
 
     def _wrap(self, tier: Tier) -> Tier:
         inner = DictTier(tier.name, self.contents[tier.name]) if self.setup.below == "dict" else tier

@@ -24,6 +24,22 @@ _HEARTBEAT_S = 0.5
 _POLL_S = 0.001  # between two looks at events that somebody waits for
 
 
+class Changes(Protocol):
+    """What `pause` sleeps on: a `threading.Condition`, or what stands for one behind a socket."""
+
+    def __enter__(self) -> Any:
+        """Take the lock."""
+        ...
+
+    def __exit__(self, *raised: Any) -> Any:
+        """Give the lock back."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Sleep until something changed, or the timeout; may wake for nothing."""
+        ...
+
+
 class Executor(Protocol):
     """Runs tasks by tier and priority."""
 
@@ -44,7 +60,7 @@ class Executor(Protocol):
         """Take a task out of the queue; False if it runs or has run. `done` is not called for it."""
         ...
 
-    def pause(self, changed: threading.Condition, done: Callable[[], bool], timeout_s: float | None) -> bool:
+    def pause(self, changed: Changes, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until `done()`, asked again after every notification of `changed`, or the timeout; return `done()`."""
         ...
 
@@ -284,7 +300,7 @@ class ThreadExecutor:
         lane = self._lanes.get(task.tier)
         return lane is not None and lane.remove(task)
 
-    def pause(self, changed: threading.Condition, done: Callable[[], bool], timeout_s: float | None) -> bool:
+    def pause(self, changed: Changes, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Sleep on `changed`, whose lock `done` may take again."""
         deadline_s = None if timeout_s is None else self.clock.now() + timeout_s
         with changed:
@@ -390,7 +406,7 @@ class InlineExecutor:
         while self.step():
             pass
 
-    def pause(self, changed: threading.Condition, done: Callable[[], bool], timeout_s: float | None) -> bool:
+    def pause(self, changed: Changes, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Step until `done()`, or until the time has passed: where nothing is left to run it goes on to what is due."""
         until_s = self.clock.now() + (math.inf if timeout_s is None else timeout_s)
         while not done():

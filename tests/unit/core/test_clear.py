@@ -15,7 +15,7 @@ from tests.unit.conftest import MakeRig
 CLEAR = frozenset(["clear"])
 
 
-@pytest.mark.parametrize("link", ["direct", "loopback"])
+@pytest.mark.parametrize("link", ["direct", "loopback", "socket"])
 @pytest.mark.parametrize("below", ["none", "dict", "disk"])
 def test_it_lasts(make_rig: MakeRig, link: LinkKind, below: str) -> None:
     rig = make_rig(below=below, link=link)

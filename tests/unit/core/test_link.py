@@ -19,7 +19,7 @@ from tests.unit.conftest import MakeRig
 LONG_S = 60.0
 
 
-@pytest.fixture(params=["direct", "loopback"])
+@pytest.fixture(params=["direct", "loopback", "socket"])
 def rig(make_rig: MakeRig, request: pytest.FixtureRequest) -> Rig:
     return make_rig(link=request.param, below="dict")
 

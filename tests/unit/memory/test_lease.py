@@ -26,7 +26,7 @@ class Event:
         return self.is_done
 
 
-@pytest.fixture(params=["direct", "loopback"])
+@pytest.fixture(params=["direct", "loopback", "socket"])
 def rig(make_rig: MakeRig, request: pytest.FixtureRequest) -> Rig:
     return make_rig(link=request.param)
 

@@ -26,7 +26,7 @@ def below_only(rig: Rig, count: int) -> tuple[Blocks, list[bytes]]:
     return blocks, keys
 
 
-@pytest.fixture(params=["direct", "loopback"])
+@pytest.fixture(params=["direct", "loopback", "socket"])
 def rig(make_rig: MakeRig, request: pytest.FixtureRequest) -> Rig:
     return make_rig(link=request.param, below="dict", memory_blocks=64)
 

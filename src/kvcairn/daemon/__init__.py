@@ -1,0 +1,1 @@
+"""The cache of a host as a process of its own, shared by all engines there."""

@@ -1,0 +1,106 @@
+"""What a request must be like before the core sees it: the core trusts its callers, a daemon does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvcairn import requests as rq
+from kvcairn.checksum import CHECKSUM_BYTES
+from kvcairn.core.core import Core
+from kvcairn.errors import UnsupportedError
+from kvcairn.keys import KEY_BYTES
+
+MOST_KEYS: Final = 1 << 17  # of one request
+MOST_NUMBER: Final = 1 << 62
+_LOCAL: Final = (rq.ReadInto, rq.ReadStatus, rq.ReadCancel)
+
+
+class Refusal(Exception):
+    """A request that no client of ours sends; its connection has to end."""
+
+
+def check(request: Any, core: Core) -> None:
+    """Do nothing where a request can be handled.
+
+    Raises:
+        Refusal: it cannot.
+        UnsupportedError: it is for a cache in the client's own process.
+    """
+    if isinstance(request, _LOCAL):
+        raise UnsupportedError("a daemon cannot read into memory of another process")
+    for name in request.__struct_fields__:
+        value = getattr(request, name)
+        if isinstance(value, float) and not (math.isfinite(value) or value == math.inf):
+            raise Refusal(f"{name} is no number of seconds")
+        if isinstance(value, int) and not -MOST_NUMBER < value < MOST_NUMBER:
+            raise Refusal(f"{name} is out of range")
+    if isinstance(request, rq.Chain):
+        _check_chain(request, core)
+    if (further := _FURTHER.get(type(request))) is not None:
+        further(request, core)
+
+
+def _check_space(number: int | None, core: Core, must_be_open: bool = True) -> None:
+    if number is None:
+        return
+    infos = list(core.state.spaces)
+    if not 0 <= number < len(infos) or (must_be_open and infos[number].descriptor is None):
+        raise Refusal("there is no such space")
+
+
+def _check_chain(request: rq.Chain, core: Core) -> None:
+    _check_space(request.space, core)
+    if len(request.keys) > MOST_KEYS:
+        raise Refusal(f"{len(request.keys)} keys; at most {MOST_KEYS} go into one request")
+    if not 0 <= request.start <= len(request.keys):
+        raise Refusal("start is outside of the keys")
+    if any(len(key) != KEY_BYTES for key in request.keys) or (request.parent and len(request.parent) != KEY_BYTES):
+        raise Refusal(f"a key has {KEY_BYTES} bytes")
+
+
+def _check_reserve(request: rq.Reserve, core: Core) -> None:
+    groups = len(core.state.spaces[request.space].groups)
+    parts = request.parts
+    if parts is not None and len(parts) != len(request.keys) - request.start:
+        raise Refusal("parts has another length than the keys")
+    if any(not 0 <= group < groups for chosen in parts or () for group in chosen):
+        raise Refusal("parts names a group that there is not")
+
+
+def _check_commit(request: rq.Commit, core: Core) -> None:
+    hold = core.state.ledger.find(request.reservation, "reservation")
+    if request.checksums is None or hold is None:
+        return
+    is_short = len(request.checksums) != len(hold.space.groups)
+    if is_short or any(len(sums) > len(hold.keys) for sums in request.checksums):
+        raise Refusal("checksums are not those of the reservation")
+    if any(len(each) not in (0, CHECKSUM_BYTES) for sums in request.checksums for each in sums):
+        raise Refusal(f"a checksum has {CHECKSUM_BYTES} bytes")
+
+
+def _check_damaged(request: rq.Damaged, core: Core) -> None:
+    hold = core.state.ledger.find(request.lease, "lease")
+    if request.block < 0 or (hold is not None and request.block >= len(hold.keys)):
+        raise Refusal("there is no such block")
+
+
+def _check_job_lease(request: rq.JobLease, core: Core) -> None:
+    if request.count is not None and request.count < 0:
+        raise Refusal("count is negative")
+
+
+def _check_write_back(request: rq.WriteBack, core: Core) -> None:
+    if request.begin < 0:
+        raise Refusal("begin is negative")
+
+
+_FURTHER: Final[dict[type, Callable[[Any, Core], None]]] = {
+    rq.Reserve: _check_reserve,
+    rq.Commit: _check_commit,
+    rq.Damaged: _check_damaged,
+    rq.JobLease: _check_job_lease,
+    rq.WriteBack: _check_write_back,
+    rq.Clear: lambda request, core: _check_space(request.space, core, must_be_open=False),
+}

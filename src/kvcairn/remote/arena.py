@@ -1,0 +1,64 @@
+"""The arena of a daemon, as a client maps it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from contextlib import suppress
+
+from kvcairn.errors import ClosedError
+
+
+class SharedArena:
+    """The arena of another process. A fork of this one has no part in it.
+
+    `view` is flat writable bytes; what was cut from it stays valid as long as anyone refers to it.
+    """
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        """Map the file; `fd` belongs to this object from here on.
+
+        Raises:
+            OSError, ValueError: it cannot be mapped, or is smaller than that.
+        """
+        self._fd = fd
+        self._map = mmap.mmap(fd, nbytes)
+        self._map.madvise(mmap.MADV_DONTFORK)  # a child must not write to slots that its parent gave back
+        self.view = memoryview(self._map)
+        self._guard = threading.Lock()
+        self._readers = 0
+        self._is_closed = False
+
+    def read(self, begin: int, nbytes: int) -> bytes:
+        """Return a copy, without the GIL.
+
+        Raises:
+            ClosedError: the link is closed.
+        """
+        with self._guard:
+            if self._is_closed:
+                raise ClosedError("the connection to the daemon is closed")
+            self._readers += 1
+        try:
+            return os.pread(self._fd, nbytes, begin)
+        finally:
+            with self._guard:
+                self._readers -= 1
+                self._close_file()
+
+    def close(self) -> None:
+        """Let go: the mapping goes with the last view anybody has. Idempotent."""
+        with self._guard:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._close_file()
+        self.view = memoryview(b"")
+        with suppress(BufferError):
+            self._map.close()
+
+    def _close_file(self) -> None:
+        if self._is_closed and not self._readers and self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import kvcairn as kv
+
+LONG_S = 60.0
+DESCRIPTOR = kv.SpaceDescriptor(
+    model="toy",
+    weights="0",
+    layout=kv.KVLayout.full(layers=1, kv_heads=1, head_dim=32, dtype="float16"),
+    block_tokens=4,
+)
+
+
+def start(config: Path, socket: Path) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-c", "from kvcairn.cli import app; app()", "serve"]
+    options = ["--config", str(config), "--socket", str(socket), "--json"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    ready = json.loads(process.stdout.readline())
+    assert ready["event"] == "ready"
+    return process, ready["address"]
+
+
+def test_what_a_client_stored_is_there_for_the_next_one_and_after_a_clean_stop(tmp_path: Path) -> None:
+    config, socket, disk = tmp_path / "c.toml", tmp_path / "socket", tmp_path / "disk"
+    disk.mkdir()
+    config.write_text(
+        '[[tiers]]\nname = "memory"\ntype = "memory"\ncapacity = "4 MiB"\n'
+        f'[[tiers]]\nname = "disk"\ntype = "disk"\npath = "{disk}"\ncapacity = "16 MiB"\n'
+    )
+    process, address = start(config, socket)
+    with process:
+        with kv.Cache.connect(address) as cache:
+            space = cache.space(DESCRIPTOR)
+            keys = space.keys(range(40))
+            blocks = [bytes([n]) * space.block_bytes for n in range(10)]
+            assert all(space.put(keys, blocks))
+        with kv.Cache.connect(address) as cache:
+            assert cache.space(DESCRIPTOR).get(keys) == blocks
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LONG_S) == 0, "all that was to be written is written"
+    assert not socket.exists()
+    process, address = start(config, socket)
+    with process:
+        with kv.Cache.connect(address) as cache:
+            space = cache.space(DESCRIPTOR)
+            assert space.lookup(keys).by_tier == {"disk": 10}
+            assert space.get(keys, deadline_s=LONG_S) == blocks
+        process.terminate()
+        assert process.wait(LONG_S) == 0
