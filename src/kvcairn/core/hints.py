@@ -7,6 +7,7 @@ import numpy as np
 from kvcairn.core.spaces import SpaceInfo
 from kvcairn.core.state import State
 from kvcairn.index.arrays import Rows
+from kvcairn.index.hinted import SHARED
 from kvcairn.types import CopyState, Hints
 
 PIN_FRACTION = 0.25  # of the memory tier
@@ -26,7 +27,7 @@ class Sessions:
         """Return the number of a session."""
         number = self._young.get(name) or self._old.get(name)
         if number is None:
-            self._last = number = self._last % 0xFFFF_FFFF + 1
+            self._last = number = self._last % (SHARED - 1) + 1
         if len(self._young) >= SESSIONS // 2:
             self._old, self._young = self._young, {}
         self._young[name] = number
@@ -62,9 +63,16 @@ class Pins:
         hinted = self._state.tree.nodes.hinted
         hinted.priority[rows] = hints.priority
         if hints.session is not None:
-            hinted.session[rows] = self._sessions.number(hints.session)
+            number, known = self._sessions.number(hints.session), hinted.session[rows]
+            hinted.session[rows] = np.where((known == 0) | (known == number), np.uint32(number), np.uint32(SHARED))
+        is_shared = hinted.session[rows] == SHARED
         for level in self._state.levels:
-            level.residency.policy.hint(rows, hints.ends_session, self._state.now())
+            policy, now_s = level.residency.policy, self._state.now()
+            if hints.ends_session and is_shared.any():  # others may come back to these
+                policy.hint(rows[is_shared], False, now_s)
+                policy.hint(rows[~is_shared], True, now_s)
+            else:
+                policy.hint(rows, hints.ends_session, now_s)
 
     def unpin(self, rows: Rows) -> None:
         """End the pins of rows."""

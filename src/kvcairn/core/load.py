@@ -121,6 +121,9 @@ class Loads:
             is_announced=is_announced,
             late=late,
         )
+        for other in self._jobs.values():  # what a less urgent one is reading must not hold this one up
+            if other.priority > priority and other.state not in FINAL:
+                self._promotions.hurry(other.promotions, walk.rows[: walk.length], priority)
         self._jobs[job.hold.number] = job
         self._hold_sources(job)
         self._advance(job)

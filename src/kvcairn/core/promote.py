@@ -72,6 +72,12 @@ class Promotions:
                 started.append(promotion)
         return started
 
+    def hurry(self, promotions: list[Promotion], rows: Rows, priority: int) -> None:
+        """Let those of these reads go ahead that bring one of the rows."""
+        for promotion in promotions:
+            if promotion.task is not None and np.isin(promotion.rows, rows).any():
+                self._state.executor.hurry(promotion.task, priority)
+
     def cancel(self, promotions: list[Promotion]) -> None:
         """Take reads back that have not begun."""
         for promotion in promotions:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcairn.index.arrays import Rows
+from kvcairn.index.hinted import SHARED
 from kvcairn.index.tree import Tree
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -35,6 +36,6 @@ class NodeFacts:
         return found
 
     def sessions(self, rows: Rows) -> npt.NDArray[np.uint32]:
-        """Return the numbers of the hinted sessions."""
+        """Return the numbers of the hinted sessions, 0 where there was none or several."""
         found: npt.NDArray[np.uint32] = self._tree.nodes.hinted.session[rows]
-        return found
+        return np.where(found == SHARED, np.uint32(0), found)

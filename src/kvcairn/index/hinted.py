@@ -5,12 +5,14 @@ from __future__ import annotations
 from kvcairn.index.arrays import Rows, column, grown
 
 PRIORITY = 50  # where no hint says otherwise
+SHARED = 0xFFFF_FFFF  # named by several sessions: the end of one says nothing of the block
 
 
 class Hinted:
     """One element a row.
 
-    `priority` is 0 to 100, `session` a number, 0 where none was named, `expires_s` a time, 0 for never.
+    `priority` is 0 to 100; `session` a number, 0 where none was named and SHARED where several were; `expires_s` a
+    time, 0 for never.
     """
 
     def __init__(self, rows: int) -> None:

@@ -60,6 +60,10 @@ class Executor(Protocol):
         """Take a task out of the queue; False if it runs or has run. `done` is not called for it."""
         ...
 
+    def hurry(self, task: Task, priority: int) -> None:
+        """Let a queued task go before others, as if it had been submitted with that priority; never after."""
+        ...
+
     def pause(self, changed: Changes, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until `done()`, asked again after every notification of `changed`, or the timeout; return `done()`."""
         ...
@@ -174,6 +178,13 @@ class Lane:
             task.state = TaskState.DONE
             return True
 
+    def hurry(self, task: Task, priority: int, order: int) -> None:
+        """Queue a task once more, further ahead; where it stands as well it is passed over by its state."""
+        with self.changed:
+            if task.state is TaskState.QUEUED and priority < task.priority and not self.is_closed:
+                task.priority = priority
+                heapq.heappush(self.queue, (priority, order, task))
+
     def expire(self, now_s: float) -> tuple[list[Task], float]:
         """Give up calls past their deadline, and what waits while every thread hangs; say when to look again."""
         with self.changed:
@@ -195,7 +206,7 @@ class Lane:
         """Stop the threads; return what was still queued."""
         with self.changed:
             self.is_closed = True
-            left = [t for _, _, t in self.queue if t.state is TaskState.QUEUED]
+            left = list(dict.fromkeys(t for _, _, t in self.queue if t.state is TaskState.QUEUED))
             for task in left:
                 task.state = TaskState.DONE
             self.queue.clear()
@@ -300,6 +311,12 @@ class ThreadExecutor:
         lane = self._lanes.get(task.tier)
         return lane is not None and lane.remove(task)
 
+    def hurry(self, task: Task, priority: int) -> None:
+        """Move a queued task ahead in its lane."""
+        lane = self._lanes.get(task.tier)
+        if lane is not None:
+            lane.hurry(task, priority, next(self._order))
+
     def pause(self, changed: Changes, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Sleep on `changed`, whose lock `done` may take again."""
         deadline_s = None if timeout_s is None else self.clock.now() + timeout_s
@@ -387,6 +404,12 @@ class InlineExecutor:
             return False
         task.state = TaskState.DONE
         return True
+
+    def hurry(self, task: Task, priority: int) -> None:
+        """Move a queued task ahead."""
+        if task.state is TaskState.QUEUED and priority < task.priority:
+            task.priority = priority
+            heapq.heappush(self._queue, (priority, next(self._order), task))
 
     def step(self) -> bool:
         """Run the next task; False if there is none."""

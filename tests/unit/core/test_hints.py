@@ -172,3 +172,31 @@ def test_a_hint_ends_with_its_block(make_rig: MakeRig) -> None:
     store(rig.space(), keys)
     row = int(rows_of(rig.core, rig.space(), keys)[0])
     assert (int(hinted.priority[row]), int(hinted.session[row])) == (50, 0)
+
+
+def test_what_several_sessions_share_stays_when_one_of_them_ends(make_rig: MakeRig) -> None:
+    """The system prompt: two conversations begin with it, and one is over."""
+    rig = make_rig(eviction="session", memory_blocks=6)
+    space = rig.space()
+    prompt = space.keys(range(2 * space.descriptor.block_tokens))
+    turns = [space.keys([name] * 2 * space.descriptor.block_tokens, parent=prompt[-1]) for name in (7001, 7002)]
+    for name, own in zip("ab", turns, strict=True):
+        store(space, prompt + own)
+        space.hint(prompt + own, Hints(session=name))
+    space.hint(prompt + turns[0], Hints(session="a", ends_session=True))
+    store(space, chain(space, 2, 9))
+    assert [space.contains(prompt), space.contains(prompt + turns[1])] == [2, 4]
+    assert space.contains(prompt + turns[0]) == 2, "what was its own went first"
+
+
+def test_a_session_that_is_named_again_is_still_alone(make_rig: MakeRig) -> None:
+    rig = make_rig(eviction="session", memory_blocks=4)
+    space = rig.space()
+    keys, other = chain(space, 2), chain(space, 2, 1)
+    store(space, keys)
+    for _ in range(3):
+        space.hint(keys, Hints(session="a"))
+    store(space, other)
+    space.hint(keys, Hints(session="a", ends_session=True))
+    store(space, chain(space, 2, 2))
+    assert [space.contains(keys), space.contains(other)] == [0, 2]

@@ -418,3 +418,22 @@ def test_no_prefetch_goes_before_an_acquire_or_behind_a_write(rig: Rig) -> None:
         with blocks.space.prefetch(keys, priority=asked) as job:
             assert rig.core._loads.get(job.number).priority == priority
     assert_idle(rig)
+
+
+def test_an_acquire_does_not_wait_behind_the_prefetch_that_reads_its_block(make_rig: MakeRig) -> None:
+    """An idle prefetch has asked for the block; others are before it in the queue. The acquire takes it along ahead."""
+    rig = make_rig(below="dict")
+    space = rig.space()
+    chains = [chain(space, 4, prompt) for prompt in range(3)]
+    for keys in chains:
+        store(space, keys)
+    rig.cache.drain()
+    rig.cache.clear(tier="memory")
+    urgent, idle = space.prefetch(chains[0], priority=10), space.prefetch(chains[1], priority=-40)
+    with space.acquire(chains[1], deadline_s=5) as lease:
+        assert lease.count == 4
+        assert (urgent.ready, idle.ready) == (0, 4), "nothing else was read before"
+    rig.step(10)
+    assert urgent.ready == 4
+    urgent.close()
+    idle.close()

@@ -409,3 +409,36 @@ def test_an_event_that_raises_stops_nothing(executor: ThreadExecutor) -> None:
     executor.when(Good(), late.set)
     assert late.wait(LONG_S)
     assert not bad.is_set()
+
+
+def test_a_hurried_task_goes_before_others_and_runs_once() -> None:
+    executor = ThreadExecutor({"t": 1})
+    executor.start(lambda _: None)
+    running, ahead, hurried = Call(), open_call(priority=5), open_call(priority=50)
+    executor.submit(running.task)
+    assert running.entered.wait(LONG_S)
+    order: list[str] = []
+    for name, call in (("ahead", ahead), ("hurried", hurried)):
+        call.task.run = lambda name=name: order.append(name)  # type: ignore[misc]
+        executor.submit(call.task)
+    executor.hurry(hurried.task, 0)
+    executor.hurry(hurried.task, 20)  # never back
+    running.gate.set()
+    assert ahead.ended.wait(LONG_S) and hurried.ended.wait(LONG_S)
+    executor.close()
+    assert order == ["hurried", "ahead"]
+    assert len(hurried.outcomes) == 1
+
+
+def test_a_hurried_task_that_never_ran_ends_once() -> None:
+    executor = ThreadExecutor({"t": 1})
+    executor.start(lambda _: None)
+    running, waiting = Call(), open_call(priority=50)
+    executor.submit(running.task)
+    assert running.entered.wait(LONG_S)
+    executor.submit(waiting.task)
+    executor.hurry(waiting.task, 0)
+    threading.Timer(0.1, running.gate.set).start()
+    executor.close()
+    assert len(waiting.outcomes) == 1
+    executor.hurry(waiting.task, 0)
