@@ -12,11 +12,13 @@ import numpy.typing as npt
 from kvcairn import copying
 from kvcairn import requests as rq
 from kvcairn.errors import LayoutError
+from kvcairn.layout import KVLayout
 from kvcairn.memory.lease import Frame, Lease, Reservation
 from kvcairn.memory.slots import round_up
 from kvcairn.transfer.job import CopyJob
 from kvcairn.types import Completion, JobState
 
+Block = bytes | bytearray | memoryview | npt.NDArray[np.generic]
 Buffers = tuple[npt.ArrayLike, npt.ArrayLike]
 """(addresses, sizes): arrays of shape (blocks,) or (blocks, regions), in bytes of this process."""
 
@@ -24,6 +26,30 @@ Addresses = npt.NDArray[np.uint64]
 READ_BYTES = 16 << 20  # of one read, or one block
 READ_BLOCKS = 64
 READS = 4  # at a time
+
+
+def bytes_of(block: Block, number: int, layout: KVLayout) -> memoryview:
+    """Return the bytes of a block, without a copy where it lies in one piece.
+
+    Raises:
+        LayoutError: it is no bytes, or a float array of another dtype than the layout has: as many bytes of it would
+            be other numbers to whoever reads them. States have a dtype of their own, which no layout names.
+    """
+    if isinstance(block, np.ndarray):
+        has_states = any(group.kind == "state" for group in layout.groups)
+        if block.dtype.kind == "f" and block.dtype.name != layout.dtype and not has_states:
+            raise LayoutError(
+                f"block {number} is a {block.dtype.name} array, and the layout has {layout.dtype}: convert it, "
+                "or where these are the right bytes give them as .view(np.uint8)"
+            )
+        return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+    try:
+        return memoryview(block).cast("B")
+    except TypeError as error:
+        remedy = ": give tensor.contiguous().view(torch.uint8).cpu().numpy()" if hasattr(block, "data_ptr") else ""
+        kind = f"{type(block).__module__}.{type(block).__qualname__}".removeprefix("builtins.")
+        reason = f"block {number} is a {kind}, and blocks are bytes, memoryviews or numpy arrays"
+        raise LayoutError(f"{reason}{remedy} ({error})") from error
 
 
 class Regions:
@@ -38,8 +64,11 @@ class Regions:
         Raises:
             LayoutError: the regions of a block do not add up to its bytes.
         """
-        if len(buffers) != 2:
-            raise LayoutError(f"buffers are two arrays, addresses and sizes; got {len(buffers)}")
+        if not isinstance(buffers, tuple | list) or len(buffers) != 2:
+            found = f"{len(buffers)} of them" if isinstance(buffers, tuple | list) else type(buffers).__name__
+            raise LayoutError(f"buffers are two arrays, addresses and sizes; got {found}")
+        if any(hasattr(each, "data_ptr") or _holds_tensors(each) for each in buffers):
+            raise LayoutError("buffers are addresses and sizes, not tensors: give tensor.data_ptr() and its bytes")
         if blocks and any(np.asarray(each).dtype.kind not in "iu" for each in buffers):
             raise LayoutError("addresses and sizes must be whole numbers: a float cannot hold every address")
         columns = (blocks, -1) if blocks else (0, 1)
@@ -86,6 +115,10 @@ class Regions:
             pieces.append((last - first)[there])
             low += nbytes
         return np.concatenate(regions), np.concatenate(parts), np.concatenate(pieces)
+
+
+def _holds_tensors(numbers: npt.ArrayLike) -> bool:
+    return isinstance(numbers, list | tuple) and any(hasattr(each, "data_ptr") for each in numbers)
 
 
 def addresses_of(slots: Lease | Reservation, groups: int, arena: memoryview) -> list[Addresses]:

@@ -14,11 +14,18 @@ from typing import Literal
 import msgspec
 
 from kvcairn.errors import LayoutError
+from kvcairn.plain import near
 from kvcairn.types import RankSlice
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
     "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1,
+}  # fmt: skip
+# What people and engines also write; torch's own types say `torch.bfloat16`.
+_ALIASES = {
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "f16": "float16", "fp32": "float32", "f32": "float32",
+    "float": "float32", "fp64": "float64", "f64": "float64", "double": "float64", "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
 }  # fmt: skip
 KEY_SCHEME = "kvcairn-1"
 
@@ -104,8 +111,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a layout without groups, or with a layer in two groups."""
-        if self.dtype not in DTYPE_BYTES:
-            raise LayoutError(f"unknown dtype {self.dtype!r}; known: {', '.join(DTYPE_BYTES)}")
+        _check_dtype(self.dtype)
         if not self.groups:
             raise LayoutError("a layout needs at least one layer group")
         layers = [layer for group in self.groups for layer in group.layers]
@@ -123,8 +129,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         for what, n in (("layers", layers), ("kv_heads", kv_heads), ("head_dim", head_dim)):
             if isinstance(n, bool) or not isinstance(n, int) or n < 1:
                 raise LayoutError(f"{what} must be a positive whole number, got {n!r}")
-        if dtype not in DTYPE_BYTES:
-            raise LayoutError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPE_BYTES)}")
+        _check_dtype(dtype)
         group = LayerGroup.full(layers, 2 * kv_heads * head_dim * DTYPE_BYTES[dtype])
         return cls(groups=(group,), dtype=dtype, name=name, kv_heads=kv_heads, head_dim=head_dim)
 
@@ -192,6 +197,15 @@ class SpaceDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     def space_id(self) -> bytes:
         """SHA-256 of the canonical msgpack of all fields, 32 bytes."""
         return hashlib.sha256(msgspec.msgpack.encode(self, order="deterministic")).digest()
+
+
+def _check_dtype(dtype: object) -> None:
+    if isinstance(dtype, str) and dtype in DTYPE_BYTES:
+        return
+    name = str(dtype).rpartition(".")[2].lower()
+    meant = _ALIASES.get(name) or (name if name in DTYPE_BYTES else None)
+    guess = f"did you mean {meant!r}?" if meant else near(name, DTYPE_BYTES)
+    raise LayoutError(" ".join(filter(None, [f"unknown dtype {dtype!r};", guess, f"known: {', '.join(DTYPE_BYTES)}"])))
 
 
 def _numbers(layers: int | Iterable[int]) -> tuple[int, ...]:

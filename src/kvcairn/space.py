@@ -6,11 +6,8 @@ import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from operator import countOf
 
-import numpy as np
-import numpy.typing as npt
-
 from kvcairn import requests as rq
-from kvcairn.buffers import Buffers, LoadInto, Regions, StoreFrom
+from kvcairn.buffers import Block, Buffers, LoadInto, Regions, StoreFrom, bytes_of
 from kvcairn.config import PrefetchOptions
 from kvcairn.errors import ConfigError, LayoutError
 from kvcairn.keys import KEY_BYTES, TokenIds, block_keys
@@ -19,8 +16,6 @@ from kvcairn.memory.lease import Frame, Lease, Reservation, first_damaged, quiet
 from kvcairn.put import put, unique
 from kvcairn.transfer.job import CopyJob, Job
 from kvcairn.types import FINAL, Hints, Hit, MissReason, Parent, _Unknown
-
-Block = bytes | bytearray | memoryview | npt.NDArray[np.generic]
 
 
 class Space:
@@ -176,13 +171,13 @@ class Space:
         written again; what the memory tier's write policy does not take is not stored.
 
         Raises:
-            LayoutError: a block has another size than `block_bytes`, or the numbers of keys and blocks differ;
-                nothing is stored then.
+            LayoutError: a block has another size than `block_bytes`, is a float array of another dtype than the layout
+                has, or is no bytes at all; or the numbers of keys and blocks differ. Nothing is stored then.
         """
-        chain = _list(keys)
-        views = {key: _bytes_of(block) for key, block in zip(chain, blocks, strict=False)}
+        chain, layout = _list(keys), self.descriptor.layout
         if len(chain) != len(blocks):
             raise LayoutError(f"{len(chain)} keys for {len(blocks)} blocks")
+        views = {key: bytes_of(blocks[number], number, layout) for number, key in enumerate(chain)}
         for number, view in enumerate(views.values()):
             if view.nbytes != self.block_bytes:
                 raise LayoutError(f"block {number} has {view.nbytes} bytes, blocks here have {self.block_bytes}")
@@ -321,10 +316,10 @@ class Space:
                 quietly(lambda: link.call(rq.JobClose(job)))
 
 
-def seconds(deadline_s: float) -> float:
+def seconds(deadline_s: float, name: str = "deadline_s") -> float:
     """Return a deadline that is a number; what is over already is 0."""
     if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or math.isnan(deadline_s):
-        raise ValueError(f"deadline_s must be a number of seconds, got {deadline_s!r}")
+        raise ValueError(f"{name} must be a number of seconds, got {deadline_s!r}")
     return max(0.0, float(deadline_s))
 
 
@@ -361,9 +356,3 @@ def _list(keys: Sequence[bytes]) -> list[bytes]:
         bad = next(key for key in chain if type(key) is not bytes or len(key) != KEY_BYTES)
         raise ValueError(f"a block key is {KEY_BYTES} bytes, got {bad!r}")
     return chain
-
-
-def _bytes_of(block: Block) -> memoryview:
-    if isinstance(block, np.ndarray):
-        return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
-    return memoryview(block).cast("B")

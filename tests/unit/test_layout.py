@@ -163,3 +163,22 @@ def test_a_descriptor_survives_the_wire(fields: dict[str, Any]) -> None:
     sent = msgspec.structs.replace(SPACE, **fields)
     got = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=SpaceDescriptor)
     assert (got, got.space_id) == (sent, sent.space_id)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "meant"),
+    [("bf16", "bfloat16"), ("fp16", "float16"), ("half", "float16"), ("Float32", "float32"), ("fp8", "float8_e4m3fn"),
+     ("torch.bfloat16", "bfloat16"), ("flot16", "float16"), ("floatt32", "float32")],
+)  # fmt: skip
+def test_a_dtype_as_others_write_it_is_recognized(dtype: str, meant: str) -> None:
+    with pytest.raises(LayoutError, match=f"unknown dtype '{dtype}'; did you mean '{meant}'. known: float64, ") as one:
+        KVLayout.full(layers=1, kv_heads=1, head_dim=8, dtype=dtype)
+    with pytest.raises(LayoutError) as other:
+        KVLayout(groups=(LayerGroup.full(1, 32),), dtype=dtype)
+    assert str(one.value) == str(other.value)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", None, 16, ["float16"]])
+def test_a_dtype_that_is_none_names_those_that_are(dtype: Any) -> None:
+    with pytest.raises(LayoutError, match=r"unknown dtype .* known: float64, float32, bfloat16"):
+        KVLayout.full(layers=1, kv_heads=1, head_dim=8, dtype=dtype)

@@ -274,3 +274,33 @@ def test_put_of_what_is_there_is_a_sight_of_it(make_rig: MakeRig) -> None:
     rig.cache.drain()
     rig.cache.clear(tier="memory")
     assert blocks.read(keys) == 3, "it was written down again"
+
+
+def test_a_float_array_of_another_dtype_is_no_block_of_this_layout(rig: Rig) -> None:
+    layout = KVLayout.full(layers=1, kv_heads=1, head_dim=64, dtype="bfloat16")
+    space = rig.cache.space(SpaceDescriptor(model="m", weights="w", layout=layout, block_tokens=16))
+    keys = space.keys(range(32))
+    wrong = np.ones(space.block_bytes // 4, dtype=np.float32)
+    with pytest.raises(LayoutError, match=r"block 1 is a float32 array, and the layout has bfloat16: convert it, or"):
+        space.put(keys, [bytes(space.block_bytes), wrong])
+    assert space.contains(keys) == 0, "nothing was stored"
+    assert space.put(keys[:1], [wrong.view(np.uint8)]) == [True]
+    right = KVLayout.full(layers=1, kv_heads=1, head_dim=64, dtype="float32")
+    space = rig.cache.space(SpaceDescriptor(model="m", weights="w", layout=right, block_tokens=16))
+    block = np.ones((2, 16, 64), dtype=np.float32)
+    assert space.put(keys[:1], [block]) == [True]
+    assert space.get(keys[:1]) == [block.tobytes()]
+
+
+def test_states_have_a_dtype_of_their_own(make_rig: MakeRig) -> None:
+    rig = make_rig(hybrid=True)
+    space = rig.space()
+    assert space.descriptor.layout.dtype != "float32"
+    block = np.ones(space.block_bytes // 4, dtype=np.float32)
+    assert space.put(space.keys(range(space.descriptor.block_tokens)), [block]) == [True]
+
+
+@pytest.mark.parametrize("block", ["text", 7, None, [1, 2]])
+def test_what_has_no_bytes_is_no_block(space: Space, block: Any) -> None:
+    with pytest.raises(LayoutError, match=r"block 0 is a .*, and blocks are bytes, memoryviews or numpy arrays"):
+        space.put(space.keys(range(space.descriptor.block_tokens)), [block])

@@ -14,7 +14,7 @@ try:
     import transformers as _transformers  # noqa: F401
 except ImportError as missing:
     raise ImportError(
-        f"the transformers adapter needs {missing.name}: pip install 'kvcairn[transformers]'", name=missing.name
+        f"the transformers adapter needs {missing.name}: in a clone: pip install '.[transformers]'", name=missing.name
     ) from missing
 
 from kvcairn.adapters.transformers.model import CachedModel, Naming

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from operator import index
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -19,11 +20,10 @@ from kvcairn.adapters.transformers.prefill import timed_prefills
 from kvcairn.adapters.transformers.prefix import Prefixes, Row
 from kvcairn.adapters.transformers.request import Request, read_request
 from kvcairn.adapters.transformers.reuse import Reuse, RowReuse
-
-if TYPE_CHECKING:
-    from kvcairn import Cache
+from kvcairn.cache import Cache
 from kvcairn.errors import KVCairnError, LayoutError
 from kvcairn.layout import SpaceDescriptor
+from kvcairn.space import seconds
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class CachedModel:
         store_generated: store the blocks of generated tokens too, not of prompts alone.
 
     Raises:
+        TypeError: `cache` is no cache, `model` no model, or `naming` no `Naming`.
         UnsupportedError: the model's KV cannot be reused by prefix; the message says why.
         ConfigError: the memory tier's write policy is `back`: there is no KV of an engine's to write back.
 
@@ -79,6 +80,7 @@ class CachedModel:
         load_timeout_s: float = 10.0,
         store_generated: bool = True,
     ) -> None:
+        _check_arguments(model, cache, naming)
         naming = naming or Naming()
         self.model = model
         self.block_tokens = block_tokens
@@ -93,7 +95,7 @@ class CachedModel:
             )
         )
         self.space.check_write_policy("through", "selective", "none")  # `back` needs to know what is about to go
-        self._prefixes = Prefixes(self.space, self._anatomy, block_tokens, load_timeout_s)
+        self._prefixes = Prefixes(self.space, self._anatomy, block_tokens, seconds(load_timeout_s, "load_timeout_s"))
         self._store_generated = store_generated
         self._last = threading.local()
 
@@ -114,8 +116,11 @@ class CachedModel:
             KV cache, assisted decoding) is handed through; `last_reuse` says why.
 
         Raises:
+            TypeError: the inputs are no tensor.
+            ValueError: a prompt is empty, or the inputs are no batch.
             What the model's own `generate` raises. A failing tier costs its blocks and nothing else.
         """
+        self._last.reuse = Reuse()  # should this call fail, nobody takes the last one's for its own
         request = read_request(self.model, inputs, kwargs)
         if isinstance(request, str):
             self._last.reuse = Reuse((RowReuse(prompt_tokens=0, reason=request),))
@@ -232,11 +237,25 @@ class CachedModel:
         return past
 
 
+def _check_arguments(model: Any, cache: Any, naming: Any) -> None:
+    if isinstance(model, Cache):
+        raise TypeError("the model comes first: CachedModel(model, cache)")
+    if not isinstance(cache, Cache):
+        raise TypeError(f"CachedModel(model, cache) needs an open kvcairn.Cache, got {type(cache).__qualname__}")
+    if not callable(getattr(model, "generate", None)) or not hasattr(model, "config"):  # wrappers of models have both
+        raise TypeError(f"CachedModel(model, cache) needs a transformers model, got {type(model).__qualname__}")
+    if naming is not None and not isinstance(naming, Naming):
+        raise TypeError(f"naming is a Naming(model=..., weights=..., tenant=...), got {naming!r}")
+
+
 def _token_list(token_ids: Sequence[int] | torch.Tensor) -> list[int]:
     if not isinstance(token_ids, torch.Tensor):
-        return list(token_ids)
+        try:
+            return [index(token) for token in token_ids]
+        except TypeError as error:
+            raise ValueError(f"token ids are whole numbers: {error}") from error
     if token_ids.dim() == 2 and token_ids.shape[0] == 1:
         token_ids = token_ids[0]
-    if token_ids.dim() != 1:
-        raise ValueError(f"one sequence of token ids expected, got shape {tuple(token_ids.shape)}")
+    if token_ids.dim() != 1 or token_ids.is_floating_point():
+        raise ValueError(f"one sequence of token ids expected, got {token_ids.dtype} of shape {tuple(token_ids.shape)}")
     return [int(t) for t in token_ids.tolist()]

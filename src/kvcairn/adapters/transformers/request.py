@@ -42,8 +42,15 @@ class Request:
 
 
 def read_request(model: Any, inputs: Any, kwargs: dict[str, Any]) -> Request | str:
-    """Return the request, or one sentence saying why the cache keeps out of it."""
+    """Return the request, or one sentence saying why the cache keeps out of it.
+
+    Raises:
+        TypeError: the inputs are no tensor.
+        ValueError: a prompt is empty, or the inputs are no batch.
+    """
     ids = inputs if inputs is not None else kwargs.get("input_ids")
+    if ids is not None and kwargs.get("inputs_embeds") is None:
+        _check_ids(ids)
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.is_floating_point():
         return "the prompt is not a batch of token ids"
     settings, others = _settings(model, kwargs)
@@ -64,6 +71,16 @@ def read_request(model: Any, inputs: Any, kwargs: dict[str, Any]) -> Request | s
         follows_rows=str(settings.get_generation_mode().value) in _PLAIN_MODES,
         end_ids=_ids(settings.eos_token_id),
     )
+
+
+def _check_ids(ids: Any) -> None:
+    """Say in one sentence what `generate` would otherwise fail at somewhere inside the model."""
+    if not isinstance(ids, torch.Tensor):
+        raise TypeError(f"token ids are a tensor of shape (batch, length), got {type(ids).__name__}")
+    if ids.dim() == 1:
+        raise ValueError(f"token ids are a tensor of shape (batch, length), got {tuple(ids.shape)}: give ids[None]")
+    if ids.dim() == 2 and not ids.shape[1]:
+        raise ValueError("the prompt is empty: give at least one token id")
 
 
 def _settings(model: Any, kwargs: dict[str, Any]) -> tuple[GenerationConfig, dict[str, Any]]:
