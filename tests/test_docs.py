@@ -222,7 +222,8 @@ def check_vllm(words: list[str]) -> None:
 
 
 def check_pip(targets: list[str]) -> None:
-    extra = re.fullmatch(r"(?:\.|kvcairn)(?:\[(\w+)\])?", targets[0])
+    # Not `kvcairn[...]`: no registry has it before the first release.
+    extra = re.fullmatch(r"\.(?:\[(\w+)\])?", targets[0])
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extra and (extra[1] is None or extra[1] in known)
     for engine in targets[1:]:
@@ -243,7 +244,7 @@ def check_line(line: str) -> None:
             assert {finding.status for finding in findings} == {"ok"}, findings
         case ["vllm", "serve", "MODEL", *rest] | ["python", "-m", "vllm.entrypoints.openai.api_server", *rest]:
             check_vllm(rest)
-        case ["mkdir", "-p", _]:
+        case ["mkdir", "-m", "700", "-p", _]:
             pass
         case ["python", "-m", module, *_]:
             assert importlib.util.find_spec(module)

@@ -6,6 +6,7 @@ count. Errors go to standard error in one line that names the setting or tier an
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.metadata
 import json
@@ -28,7 +29,7 @@ from kvcairn.errors import ConfigError, KVCairnError, UnsupportedError
 from kvcairn.schema import config_schema
 from kvcairn.tiers import registry
 from kvcairn.tiers.disk import inspect
-from kvcairn.units import format_size
+from kvcairn.units import format_duration, format_size
 
 
 class Exit(IntEnum):
@@ -44,12 +45,17 @@ class Commands(TyperGroup):
     """A group that turns the package's own errors into one line and an exit status."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a `KVCairnError` ends in one line on standard error, without a traceback."""
+        """Run the command; what the package or the system refuses ends in one line on standard error, no traceback."""
         try:
             return super().invoke(ctx)
         except KVCairnError as error:
             typer.echo(f"kvcairn: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(Exit.USAGE if isinstance(error, ConfigError) else Exit.FAILED) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of our output has gone
+                raise
+            typer.echo(f"kvcairn: {error}", err=True)
+            raise typer.Exit(Exit.FAILED) from error
 
 
 _HELP = """A tiered KV cache for LLM serving.
@@ -63,8 +69,16 @@ app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
-BenchPath = Annotated[Path | None, typer.Option("--path", help="Folder on the file system to measure.")]
-Workdir = Annotated[Path | None, typer.Option(help="Folder for converted weights and the demo's disk tier.")]
+BenchPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--path", exists=True, file_okay=False, writable=True, help="Existing folder on the file system to measure."
+    ),
+]
+Workdir = Annotated[
+    Path | None,
+    typer.Option(help="Folder for converted weights and the demo's disk tier; made unless there. Its parent exists."),
+]
 
 
 def print_lines(rows: Iterable[object]) -> None:
@@ -95,6 +109,8 @@ def config_check(file: Path, as_json: Json = False) -> None:
     config = reader.read(read_toml(file))
     for number, tier in enumerate(config.tiers[1:], start=1):
         registry.check(tier, f"tiers[{number}]")
+    for warning in reader.warnings:
+        typer.echo(f"kvcairn: warning: {warning}", err=True)
     settings = reader.explain(config)
     if as_json:
         print_lines(settings)
@@ -241,7 +257,7 @@ def _optional(module: str, command: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UnsupportedError(f"{command}: no module {error.name!r}; pip install 'kvcairn[demo]'") from error
+        raise UnsupportedError(f"{command}: no module {error.name!r}; in a clone: pip install '.[demo]'") from error
 
 
 def _print_table(columns: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> None:
@@ -260,8 +276,10 @@ def _check_row(check: Check) -> tuple[str | Text, ...]:
 
 
 def _for_people(setting: Setting) -> str:
-    if setting.path.endswith((".capacity", ".region")) and isinstance(setting.value, int):
+    if setting.unit == "bytes" and isinstance(setting.value, int):
         return format_size(setting.value)
+    if setting.unit == "seconds" and isinstance(setting.value, int | float):
+        return format_duration(setting.value)
     return "-" if setting.value is None else _short(setting.value)
 
 

@@ -8,31 +8,32 @@ its unit (`capacity_bytes`).
 
 from __future__ import annotations
 
+import logging
 import os
-import shlex
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from kvcairn import plugins
+from kvcairn import kinds, limits
 from kvcairn.errors import ConfigError
-from kvcairn.host import Host, folder_bytes, free_bytes
+from kvcairn.host import Host
 from kvcairn.options import (
     BUILT_IN_EVICTIONS,
     BUILT_IN_TIERS,
     Bytes,
     DiskTierOptions,
+    ManagedTierOptions,
     MemoryTierOptions,
     PrefetchOptions,
     Preset,
     TierOptions,
 )
 from kvcairn.plain import find, join, lay, leaves, near
-from kvcairn.units import PAGE_BYTES, format_size, parse_duration, parse_size
+from kvcairn.units import parse_duration, parse_size
 
 __all__ = [
     "BUILT_IN_EVICTIONS",
@@ -41,12 +42,15 @@ __all__ = [
     "Config",
     "ConfigReader",
     "DiskTierOptions",
+    "ManagedTierOptions",
     "MemoryTierOptions",
     "PrefetchOptions",
     "Setting",
     "TierOptions",
     "read_toml",
 ]
+
+logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX: Final = "KVCAIRN_"
 
@@ -86,7 +90,11 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Raises:
             ConfigError: An unknown, malformed or impossible setting; names its path and the remedy.
         """
-        return ConfigReader().read(settings)
+        reader = ConfigReader()
+        config = reader.read(settings)
+        for warning in reader.warnings:
+            logger.warning("%s", warning)
+        return config
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Config:
@@ -95,7 +103,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Raises:
             ConfigError: Also where the file cannot be read or is not TOML.
         """
-        return ConfigReader().read(read_toml(path))
+        return cls.from_dict(read_toml(path))
 
 
 class Setting(Struct, frozen=True):
@@ -105,11 +113,13 @@ class Setting(Struct, frozen=True):
         path: Its name as in a settings file, such as `tiers[0].capacity`.
         value: The value in bytes, seconds, or as written.
         source: `default`, `file`, or the name of an environment variable.
+        unit: `bytes`, `seconds`, or None for a value without a unit.
     """
 
     path: str
     value: str | float | bool | None
     source: str
+    unit: str | None = None
 
 
 _NOTHING: Final = object()
@@ -131,17 +141,6 @@ def _as_read(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def known_tier_types() -> dict[str, type[TierOptions]]:
-    """Return the settings type of each built-in tier, and of each plug-in (its class attribute `options`)."""
-    found = plugins.load(plugins.TIERS)
-    return {name: tier.options for name, tier in found.items()} | dict(BUILT_IN_TIERS)  # type: ignore[attr-defined]
-
-
-def known_evictions() -> set[str]:
-    """Return the names of the eviction policies, built in and installed."""
-    return {*BUILT_IN_EVICTIONS, *plugins.names(plugins.POLICIES)}
-
-
 class ConfigReader:
     """Turns plain trees into checked settings.
 
@@ -150,21 +149,15 @@ class ConfigReader:
     Args:
         environment: Variables laid over the settings; those of this process by default.
         host: The machine whose limits the capacities must respect.
-        tier_types: The settings type of each `type` of tier; by default built-in and installed ones.
-        evictions: The names of the eviction policies; by default built-in and installed ones.
+
+    Attributes:
+        warnings: What was accepted and will probably disappoint, one line for each thing.
     """
 
-    def __init__(
-        self,
-        environment: Mapping[str, str] | None = None,
-        host: Host | None = None,
-        tier_types: Mapping[str, type[TierOptions]] | None = None,
-        evictions: Collection[str] | None = None,
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, host: Host | None = None) -> None:
+        self.warnings: list[str] = []
         self._environment = os.environ if environment is None else environment
         self._host = host or Host()
-        self._tier_types = known_tier_types() if tier_types is None else tier_types
-        self._evictions = known_evictions() if evictions is None else evictions
         self._variables: dict[str, str] = {}
         self._given: set[str] = set()
 
@@ -195,8 +188,14 @@ class ConfigReader:
 
     def explain(self, config: Config) -> list[Setting]:
         """List every setting of what this reader has read, with the source of its value."""
+        units = dict(_units(config))
         return [
-            Setting(path, value, self._variables.get(path) or ("file" if path in self._given else "default"))
+            Setting(
+                path,
+                value,
+                self._variables.get(path) or ("file" if path in self._given else "default"),
+                None if value is None else units.get(path),
+            )
             for path, value in leaves(msgspec.to_builtins(config))
         ]
 
@@ -255,7 +254,7 @@ class ConfigReader:
                 return parse_duration(value)
             if isinstance(kind, msgspec.inspect.LiteralType):
                 return _choice(value, kind.values, extra.get("built", kind.values))
-            if path in self._variables and not isinstance(kind, msgspec.inspect.StrType):
+            if path in self._variables and type(kind) in _LENIENT:
                 return msgspec.convert(value, _LENIENT[type(kind)], strict=False)
         except ValueError as error:
             self._fail(path, _sentence(error), value)
@@ -264,13 +263,13 @@ class ConfigReader:
     def _tier(self, table: object, path: str) -> TierOptions:
         if not isinstance(table, Mapping):
             self._fail(path, "expected a table", table)
-        known = ", ".join(self._tier_types)
+        known = kinds.tier_names()
         if "type" not in table:
-            self._fail(f"{path}.type", "missing", remedy=f"set it to one of: {known}")
-        kind = self._tier_types.get(str(table["type"]))
+            self._fail(f"{path}.type", "missing", remedy=f"set it to one of: {', '.join(known)}")
+        name = str(table["type"])
+        kind = kinds.tier_options(name, f"{path}.type")
         if kind is None:
-            remedy = near(str(table["type"]), self._tier_types) or f"use one of: {known}"
-            self._fail(f"{path}.type", "no such kind of tier", table["type"], remedy)
+            self._fail(f"{path}.type", "no such kind of tier", table["type"], _one_of(name, known))
         self._given.add(f"{path}.type")
         return self._struct(table, kind, path)
 
@@ -278,16 +277,26 @@ class ConfigReader:
 
     def _check_tiers(self, tiers: Mapping[str, TierOptions]) -> None:
         for path, tier in tiers.items():
+            if isinstance(tier, ManagedTierOptions):
+                self._check_managed(path, tier)
             eviction = getattr(tier, "eviction", None)
-            if eviction is not None and eviction not in self._evictions:
-                known = ", ".join(sorted(self._evictions))
-                self._fail(f"{path}.eviction", "no such eviction policy", eviction, f"use one of: {known}")
-            if isinstance(tier, MemoryTierOptions):
-                self._check_memory(path, tier)
-            if getattr(tier, "promotion", "keep") == "move" and getattr(tier, "write_policy", "") != "back":
-                reason = "what is loaded leaves the tier, and this tier's write policy would write it there again"
-                self._fail(f"{path}.promotion", reason, "move", f"set {path}.write_policy = 'back'")
-        self._check_disks({path: tier for path, tier in tiers.items() if isinstance(tier, DiskTierOptions)})
+            if eviction is not None:
+                self._check_eviction(f"{path}.eviction", eviction)
+        self._check_host(tiers)
+
+    def _check_eviction(self, path: str, name: str) -> None:
+        if name not in BUILT_IN_EVICTIONS and kinds.load_eviction(name, path) is None:
+            self._fail(path, "no such eviction policy", name, _one_of(name, kinds.eviction_names()))
+
+    def _check_managed(self, path: str, tier: ManagedTierOptions) -> None:
+        if tier.promotion == "move" and tier.write_policy != "back":
+            reason = "what is loaded leaves the tier, and this tier's write policy would write it there again"
+            self._fail(f"{path}.promotion", reason, "move", f"set {path}.write_policy = 'back'")
+        if f"{path}.min_touches" in self._given and tier.write_policy != "selective":
+            self.warnings.append(
+                f"{path}.min_touches: has no effect with write_policy = {tier.write_policy!r}; "
+                f"set {path}.write_policy = 'selective', or leave min_touches out"
+            )
 
     def _check_order(self, tiers: Mapping[str, TierOptions]) -> None:
         if not tiers:
@@ -300,71 +309,21 @@ class ConfigReader:
                 self._fail(f"{path}.name", f"{names[tier.name]} has this name", tier.name, "choose another")
             names[tier.name] = path
 
-    def _check_memory(self, path: str, tier: MemoryTierOptions) -> None:
-        asked, memory, limit = tier.capacity_bytes, self._host.memory_bytes(), self._host.cgroup_limit_bytes()
-        bounds = [bound for bound in (memory, limit) if bound is not None]
-        if bounds and asked > min(bounds):
-            has = [f"this host has {format_size(memory)}"] if memory is not None else []
-            has += [f"the control group may use {format_size(limit)}"] if limit is not None else []
-            most = min(bounds)
-            self._fail(
-                f"{path}.capacity",
-                f"{format_size(asked)} asked; {'; '.join(has)}; {format_size(asked - most)} too much",
-                asked,
-                f"set it below {format_size(most)}, with room for the engine",
-            )
-        if tier.region_bytes is not None and tier.region_bytes % PAGE_BYTES:
-            remedy = f"use {format_size(max(1, round(tier.region_bytes / PAGE_BYTES)) * PAGE_BYTES)}"
-            self._fail(f"{path}.region", f"must be a multiple of {PAGE_BYTES} bytes", tier.region_bytes, remedy)
-        if tier.region_bytes is not None and tier.region_bytes > asked:
-            self._fail(f"{path}.region", f"above the capacity of {format_size(asked)}", tier.region_bytes)
-
-    def _check_disks(self, disks: Mapping[str, DiskTierOptions]) -> None:
-        folders: dict[Path, str] = {}
-        devices: dict[int, dict[str, DiskTierOptions]] = {}
-        for path, tier in disks.items():
-            folder = self._folder(f"{path}.path", tier.path)
-            if folder in folders:
-                self._fail(f"{path}.path", f"{folders[folder]} uses this folder", tier.path, "give each its own")
-            folders[folder] = path
-            devices.setdefault(folder.stat().st_dev, {})[path] = tier
-        for sharing in devices.values():
-            self._check_device(sharing)
-
-    def _folder(self, path: str, text: str) -> Path:
-        folder = Path(text)
-        if not text:
-            self._fail(path, "empty", text, "name an existing folder")
-        if not folder.exists():
-            # Not made silently: where a mount is missing that would fill the file system below it.
-            self._fail(path, "no such folder", text, f"mkdir -p {shlex.quote(text)}")
-        if not folder.is_dir():
-            self._fail(path, "not a folder", text)
-        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-            self._fail(path, "not writable by this user", text, f"chown it to uid {os.geteuid()}")
-        return folder.resolve()
-
-    def _check_device(self, disks: Mapping[str, DiskTierOptions]) -> None:
-        asked = sum(tier.capacity_bytes for tier in disks.values())
-        used = sum(folder_bytes(Path(tier.path)) for tier in disks.values())
-        path, last = list(disks.items())[-1]
-        free = free_bytes(Path(last.path))
-        if asked > free + used:
-            parts = " + ".join(f"{name}.capacity {format_size(t.capacity_bytes)}" for name, t in disks.items())
-            self._fail(
-                f"{path}.capacity",
-                f"{parts} asked; the file system has {format_size(free)} free and {format_size(used)} here in "
-                f"use: {format_size(asked - free - used)} too much",
-                last.capacity_bytes,
-                f"at most {format_size(free + used)} in all, or free some space",
-            )
+    def _check_host(self, tiers: Mapping[str, TierOptions]) -> None:
+        try:
+            for path, tier in tiers.items():
+                if isinstance(tier, MemoryTierOptions):
+                    self.warnings += limits.check_memory(path, tier, self._host)
+            limits.check_disks({path: tier for path, tier in tiers.items() if isinstance(tier, DiskTierOptions)})
+        except ConfigError as error:
+            self._fail(error.path, error.reason, _NOTHING if error.value is None else error.value, error.remedy)
 
     # -- errors
 
     def _missing(self, path: str, name: str) -> NoReturn:
         if name == "capacity":
             self._fail(path, "missing: a tier without a bound is refused", remedy="set it, as in '8 GiB'")
-        self._fail(path, "missing")
+        self._fail(path, "missing", remedy="set it; 'kvcairn config schema' says what it may be")
 
     def _unknown(self, path: str, name: str, known: Collection[str]) -> NoReturn:
         variables = [v for place, v in self._variables.items() if f"{place}.".startswith(f"{path}.")]
@@ -375,7 +334,6 @@ class ConfigReader:
     def _fail(self, path: str, reason: str, value: object = _NOTHING, remedy: str = "") -> NoReturn:
         variable = self._variables.get(path)
         reason = f"{reason} (set by {variable})" if variable else reason
-        remedy = remedy or "what it may be says 'kvcairn config schema'"
         if value is _NOTHING:
             raise ConfigError(path, reason, remedy=remedy)
         raise ConfigError(path, reason, value, remedy)
@@ -398,10 +356,34 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def _plain(kind: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, dict[str, Any]]:
     """Strip what msgspec wraps around a type: constraints with our own notes, and `| None`."""
     if isinstance(kind, msgspec.inspect.UnionType):
-        (kind,) = (kind for kind in kind.types if not isinstance(kind, msgspec.inspect.NoneType))
+        some = [each for each in kind.types if not isinstance(each, msgspec.inspect.NoneType)]
+        if len(some) > 1:
+            return kind, {}
+        kind = some[0]
     if isinstance(kind, msgspec.inspect.Metadata):
         return kind.type, kind.extra or {}
     return kind, {}
+
+
+def _units(struct: Struct, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path and unit of every setting that has one."""
+    described = msgspec.inspect.type_info(type(struct))
+    assert isinstance(described, msgspec.inspect.StructType)
+    for known in described.fields:
+        place, value = join(path, known.encode_name), getattr(struct, known.name)
+        if unit := _plain(known.type)[1].get("unit"):
+            yield place, unit
+        elif isinstance(value, Struct):
+            yield from _units(value, place)
+        elif isinstance(value, tuple):
+            for number, each in enumerate(value):
+                if isinstance(each, Struct):
+                    yield from _units(each, f"{place}[{number}]")
+
+
+def _one_of(name: str, known: Collection[str]) -> str:
+    """Return the names that there are, and first the one that was probably meant."""
+    return " ".join(filter(None, [near(name, known), f"use one of: {', '.join(known)}"]))
 
 
 def _at_least_one(size_bytes: int) -> int:

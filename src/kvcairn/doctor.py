@@ -7,19 +7,24 @@ import importlib.metadata
 import mmap
 import os
 import platform
+import shlex
 import sqlite3
+import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
-from kvcairn import copying
+from kvcairn import copying, kinds, plugins
 from kvcairn.adapters.sglang.arguments import check_arguments
-from kvcairn.host import Host, free_bytes
+from kvcairn.errors import ConfigError
+from kvcairn.host import Host, free_bytes, making
+from kvcairn.options import BUILT_IN_EVICTIONS, BUILT_IN_TIERS
+from kvcairn.tiers.disk.folder import foreign_names, is_folder_of_ours, is_owned
 from kvcairn.units import format_size
 
 _OLDEST_PYTHON: Final = (3, 11)
@@ -66,6 +71,7 @@ def examine(folder: Path | None = None, host: Host | None = None, sglang_args: s
     yield _memfd()
     yield _native()
     yield from _hashing()
+    yield from _plugins()
     if folder is not None:
         yield from _folder(folder)
     if sglang_args is not None:
@@ -87,7 +93,7 @@ def _packages() -> Iterator[Check]:
         try:
             yield Check(name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Check(name, "warn", "not installed", f"pip install 'kvcairn[{extra}]' to use this engine")
+            yield Check(name, "warn", "not installed", f"in a clone: pip install '.[{extra}]' to use this engine")
 
 
 def _memory(host: Host) -> Check:
@@ -126,7 +132,7 @@ def _memfd() -> Check:
 
 def _native() -> Check:
     if not copying.IS_NATIVE:
-        remedy = "install a C++17 compiler, then: pip install --force-reinstall --no-deps kvcairn"
+        remedy = "install a C++17 compiler, then in a clone: pip install --force-reinstall --no-deps ."
         return Check("copy core", "warn", "numpy (the native core was not built): copies are slower", remedy)
     return Check("copy core", "ok", f"native ({copying.instruction_set()})")
 
@@ -147,15 +153,69 @@ def _hashing() -> Iterator[Check]:
     yield Check("xxh3-128", "ok", f"{xxh_bytes_per_s / 1e9:.1f} GB/s")
 
 
+def _plugins() -> Iterator[Check]:
+    """Import what other packages offer; a broken one is harmless until a setting names it."""
+    for plugin in plugins.installed(plugins.TIERS):
+        yield _plugin(plugin, "tier", BUILT_IN_TIERS, kinds.load_tier)
+    for plugin in plugins.installed(plugins.POLICIES):
+        yield _plugin(plugin, "eviction policy", BUILT_IN_EVICTIONS, kinds.load_eviction)
+
+
+def _plugin(
+    plugin: plugins.Plugin, noun: str, built_in: Container[str], load: Callable[[str, str], object | None]
+) -> Check:
+    name = f"plug-in {noun} {plugin.name}"
+    if plugin.name in built_in:
+        remedy = "the built-in one of that name is used: it needs another name"
+        return Check(name, "warn", f"from {plugin.package}", remedy)
+    try:
+        load(plugin.name, noun)
+    except ConfigError as error:
+        return Check(name, "fail", error.reason, error.remedy)
+    return Check(name, "ok", f"from {plugin.package} ({plugin.target})")
+
+
 def _folder(folder: Path) -> Iterator[Check]:
+    if folder.exists() and not folder.is_dir():
+        yield Check("folder", "fail", f"{folder}: a file, not a folder", "name a folder")
+        return
     if not folder.is_dir():
-        yield Check("folder", "fail", f"{folder}: no such folder", f"mkdir -p {folder}")
+        yield Check("folder", "fail", f"{folder}: no such folder", making(folder))
         return
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         yield Check("folder", "fail", f"{folder}: not writable by this user", f"chown it to uid {os.geteuid()}")
         return
     yield Check("folder", "ok", f"{folder}: {format_size(free_bytes(folder))} free")
+    yield _content(folder)
+    yield _mode(folder)
     yield _direct(folder)
+
+
+def _content(folder: Path) -> Check:
+    """Say what lies in a folder, and whether a cache could take it now."""
+    foreign = foreign_names(folder)
+    some = ", ".join(foreign[:3]) + (" ..." if len(foreign) > 3 else "")
+    if is_owned(folder):
+        remedy = "one process owns a folder at a time: close that cache, or give this one a folder of its own"
+        return Check("folder content", "warn", "a running cache owns it", remedy)
+    if foreign and not is_folder_of_ours(folder):
+        remedy = f"a cache refuses it: {making(folder / 'kvcairn')}"
+        return Check("folder content", "fail", f"files of something else: {some}", remedy)
+    if foreign:
+        remedy = "it counts against the tier's capacity: move it elsewhere"
+        return Check("folder content", "warn", f"a disk tier, and other files: {some}", remedy)
+    return Check("folder content", "ok", "a disk tier" if is_folder_of_ours(folder) else "empty")
+
+
+def _mode(folder: Path) -> Check:
+    """Say who else can get at a folder: blocks are what people asked the model."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    value, remedy = f"mode {mode:04o}", f"chmod 700 {shlex.quote(str(folder))}"
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        return Check("folder access", "warn", f"{value}: other users can replace files in it", remedy)
+    if mode & 0o077:
+        return Check("folder access", "warn", f"{value}: other users can see which files are in it", remedy)
+    return Check("folder access", "ok", f"{value}: this user alone")
 
 
 def _direct(folder: Path) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Final
 
 # Version 1 says "no limit" with the largest multiple of the page size, version 2 with the word "max".
 _UNLIMITED_BYTES: Final = 1 << 60
+_MOST_RESERVE_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,21 @@ def folder_bytes(folder: Path) -> int:
             except FileNotFoundError:
                 continue
     return total
+
+
+def default_reserve_bytes(total_bytes: int) -> int:
+    """Return what is left free of a file system of that size where nothing else is said."""
+    return min(total_bytes // 20, _MOST_RESERVE_BYTES)
+
+
+def device_bytes(folder: Path) -> int:
+    """Return the size of the folder's file system."""
+    return shutil.disk_usage(folder).total
+
+
+def making(folder: Path) -> str:
+    """Return the command that makes a folder which nobody else can read."""
+    return f"mkdir -m 700 -p {shlex.quote(str(folder))}"
 
 
 def free_bytes(folder: Path) -> int:

@@ -50,36 +50,44 @@ class MemoryTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_f
     poison: bool = False
 
 
-class DiskTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="disk"):
-    """Settings of a disk tier.
+class ManagedTierOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a managed tier below memory, whatever it stores to. The core carries them out, not the tier.
 
     Attributes:
-        path: Existing folder that this tier owns.
-        capacity_bytes: Most bytes its files take together (setting `capacity`).
+        capacity_bytes: Most bytes that its slots take together, with what the tier needs itself (setting `capacity`).
         write_policy: When a block is written here.
         min_touches: Sights of a block before `selective` writes it.
         max_write_bytes_per_day: Most bytes written here in a day of the calendar (UTC); None for no limit.
         promotion: What becomes of a copy here that is loaded into memory: it stays (keep), goes (move), or
             stays while the one in memory goes with the last that holds it (bypass).
         eviction: Name of the eviction policy.
-        durability: What an acknowledged block survives: the process (none), power loss (data), and
-            power loss with changed folders (full).
-        reserve_bytes: Bytes of the file system that are left free (setting `reserve`); unless given, a twentieth of
-            it, at most 1 GiB.
         deadline_s: Longest time one read or write may take (setting `deadline`).
     """
 
-    name: Name = "disk"
-    path: str
     capacity_bytes: Bytes = field(name="capacity")
     write_policy: WritePolicy = "through"
     min_touches: Annotated[int, Meta(ge=1, le=255)] = 2
     max_write_bytes_per_day: Bytes | None = None
     promotion: Literal["keep", "move", "bypass"] = "keep"
     eviction: str = "lru"
+    deadline_s: PositiveSeconds = field(default=5.0, name="deadline")
+
+
+class DiskTierOptions(ManagedTierOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="disk"):
+    """Settings of a disk tier.
+
+    Attributes:
+        path: Existing folder that this tier owns.
+        durability: What an acknowledged block survives: the process (none), power loss (data), and
+            power loss with changed folders (full).
+        reserve_bytes: Bytes of the file system that are left free (setting `reserve`); unless given, a twentieth of
+            it, at most 1 GiB.
+    """
+
+    name: Name = "disk"
+    path: str
     durability: Literal["none", "data", "full"] = "none"
     reserve_bytes: Bytes | None = field(default=None, name="reserve")
-    deadline_s: PositiveSeconds = field(default=5.0, name="deadline")
 
 
 class PrefetchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

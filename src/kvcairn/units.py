@@ -26,11 +26,12 @@ _QUANTITY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(value: object) -> int:
-    """Return a number of bytes from an int or a text such as `"8 GiB"` or `"500 MB"`.
+    """Return a number of bytes from an int or a text such as `"8 GiB"`, `"24.8 GiB"` or `"500 MB"`.
+
+    Part of a byte is left out: a size is a bound, and what is taken stays under what was said.
 
     Raises:
-        ValueError: Not a whole, non-negative number of bytes, or a unit that is not one of bytes. The text
-            says what was expected.
+        ValueError: Negative, no number of bytes, or a unit that is not one of bytes. The text says what was expected.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"expected bytes or a text like '8 GiB', got {type(value).__name__}")
@@ -41,10 +42,7 @@ def parse_size(value: object) -> int:
     number, unit = _split(value, "a size like '8 GiB'")
     if unit not in _SIZES:
         raise ValueError(f"unknown unit {unit!r} of size; {_near_size(unit)}")
-    exact = number * _SIZES[unit]
-    if exact != int(exact):
-        raise ValueError("not a whole number of bytes")
-    return int(exact)
+    return int(number * _SIZES[unit])
 
 
 def parse_duration(value: object) -> float:
@@ -66,12 +64,28 @@ def parse_duration(value: object) -> float:
 
 
 def format_size(size_bytes: int) -> str:
-    """Write bytes for people: exact where a binary unit divides them, else with one decimal."""
+    """Write bytes for people: exact where a binary unit divides them, else with one decimal, rounded down.
+
+    So `parse_size` takes what is written here, and gives no more than there was: advice can be copied into settings.
+    """
     for name, factor in reversed(_BINARY.items()):
         if size_bytes >= factor:
-            whole, rest = divmod(size_bytes, factor)
-            return f"{whole} {name}" if rest == 0 else f"{size_bytes / factor:.1f} {name}"
+            tenths = size_bytes * 10 // factor
+            return (
+                f"{size_bytes // factor} {name}" if size_bytes % factor == 0 else f"{tenths // 10}.{tenths % 10} {name}"
+            )
     return f"{size_bytes} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds for people, in the largest unit that gives a number from 1 up; `parse_duration` takes it."""
+    for name, factor in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= factor and seconds % factor == 0:
+            return f"{seconds / factor:g} {name}"
+    for name, per_second in (("s", 1), ("ms", 1000)):
+        if seconds * per_second >= 1 or not seconds:
+            return f"{seconds * per_second:g} {name}"
+    return f"{seconds * 1e6:g} us"
 
 
 def _split(text: str, expected: str) -> tuple[Decimal, str]:

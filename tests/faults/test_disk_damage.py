@@ -344,7 +344,7 @@ def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path, writes: list[Wr
 
 
 def test_a_missing_folder_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="mkdir -p"):
+    with pytest.raises(ConfigError, match="mkdir -m 700 -p"):
         tier_over(tmp_path / "absent").open()
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="no such folder"):

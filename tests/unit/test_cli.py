@@ -41,8 +41,9 @@ def test_config_check_as_lines(settings: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("KVCAIRN_VERIFY_MEMORY", "always")
     result = run("config", "check", str(settings), "--json")
     rows = {row["path"]: row for row in map(json.loads, result.stdout.splitlines())}
-    assert rows["verify_memory"] == {"path": "verify_memory", "value": "always", "source": "KVCAIRN_VERIFY_MEMORY"}
-    assert rows["tiers[0].capacity"]["value"] == 16 << 20
+    source = "KVCAIRN_VERIFY_MEMORY"
+    assert rows["verify_memory"] == {"path": "verify_memory", "value": "always", "source": source, "unit": None}
+    assert (rows["tiers[0].capacity"]["value"], rows["tiers[0].capacity"]["unit"]) == (16 << 20, "bytes")
     assert result.stderr == ""
 
 

@@ -11,13 +11,11 @@ import msgspec
 import pytest
 
 from kvcairn.config import (
-    BUILT_IN_TIERS,
     Config,
     ConfigReader,
     DiskTierOptions,
     MemoryTierOptions,
     PrefetchOptions,
-    TierOptions,
 )
 from kvcairn.errors import ConfigError
 from kvcairn.host import Host
@@ -191,7 +189,9 @@ REFUSED: list[tuple[str, object, str, str]] = [
     ("tiers", ["memory"], "tiers[0]", "expected a table"),
     ("prefetch", "timeout", "prefetch", "expected a table"),
     ("tiers.1.type", None, "tiers[1].type", "set it to one of: memory, disk"),
-    ("tiers.1.type", "dsik", "tiers[1].type", "did you mean 'disk'?"),
+    ("tiers.1.type", "dsik", "tiers[1].type", "did you mean 'disk'? use one of: memory, disk"),
+    ("tiers.1.type", "redis", "tiers[1].type", "no such kind of tier (given: 'redis'); use one of: memory, disk"),
+    ("tiers.0.capacity", 8, "tiers[0].capacity", "8 bytes asked; a slot takes at least 4096; write the unit"),
     ("tiers.0.capacity", None, "tiers[0].capacity", "without a bound"),
     ("tiers.1.capacity", None, "tiers[1].capacity", "without a bound"),
     ("tiers.0.capacity", 0, "tiers[0].capacity", "no bound"),
@@ -229,6 +229,7 @@ def test_refused(tree: Tree, where: str, value: object, path: str, text: str) ->
     assert error.path == path
     assert text in str(error)
     assert "\n" not in str(error)
+    assert "config schema" not in str(error) or error.reason == "missing", "what is complete sends nobody elsewhere"
     assert isinstance(error, ValueError)
 
 
@@ -270,7 +271,8 @@ def fake_host(root: Path, memory_bytes: int, limit_bytes: int | None = None) -> 
 def test_disk_capacity_above_the_file_system_shows_the_arithmetic(tree: Tree) -> None:
     error = refusal(changed(tree, "tiers.1.capacity", "1024 PiB"))
     assert error.path == "tiers[1].capacity"
-    assert re.search(r"1024 PiB asked; the file system has .* free and 0 B here in use: .* too much", str(error))
+    assert re.search(r"1024 PiB asked; the file system has .* free and 0 B here in use, .* too much", str(error))
+    assert str(error).count("tiers[1].capacity") == 1, "the path stands once"
 
 
 def test_disk_capacity_counts_what_the_folder_already_holds(tree: Tree) -> None:
@@ -288,15 +290,66 @@ def test_disks_on_one_file_system_are_added_up(tree: Tree, tmp_path: Path) -> No
     tree["tiers"][1:] = [half, half | {"name": "second", "path": str(tmp_path / "other")}]
     error = refusal(tree)
     assert error.path == "tiers[2].capacity"
-    assert "tiers[1].capacity" in str(error)
-    assert " + tiers[2].capacity" in str(error)
+    assert re.search(r"tiers\[1\] .* \+ tiers\[2\] .* asked", str(error))
+
+
+def test_what_is_to_stay_free_counts(tree: Tree) -> None:
+    device = os.statvfs(tree["tiers"][1]["path"])
+    free = device.f_bavail * device.f_frsize
+    tree = changed(tree, "tiers.1.reserve", free - (1 << 20))
+    error = refusal(changed(tree, "tiers.1.capacity", "256 MiB"))
+    assert (error.path, "stay free (reserve)" in error.reason) == ("tiers[1].capacity", True)
+
+
+def test_capacity_that_an_error_advises_is_accepted(tree: Tree, tmp_path: Path) -> None:
+    """Advice is copied into the file as it stands."""
+    host = fake_host(tmp_path, memory_bytes=(24 << 30) + (900 << 20))
+    for reader, setting in ((ConfigReader({}, host), "tiers.0.capacity"), (ConfigReader({}), "tiers.1.capacity")):
+        with pytest.raises(ConfigError) as caught:
+            reader.read(changed(tree, setting, "1000 TiB"))
+        advised = re.search(r"at most ([0-9.]+ \w+)", caught.value.remedy)
+        assert advised, caught.value.remedy
+        ConfigReader({}, host).read(changed(tree, setting, advised[1]))
+
+
+class TestWarnings:
+    def read(self, tree: Tree, host: Host | None = None) -> list[str]:
+        reader = ConfigReader({}, host)
+        reader.read(tree)
+        return reader.warnings
+
+    def test_nothing_is_said_of_settings_that_do_what_they_say(self, tree: Tree) -> None:
+        assert self.read(tree) == []
+
+    def test_a_memory_tier_that_leaves_nothing_for_the_engine(self, tree: Tree, tmp_path: Path) -> None:
+        host = fake_host(tmp_path, memory_bytes=24 << 30)
+        (warning,) = self.read(changed(tree, "tiers.0.capacity", "22 GiB"), host)
+        assert warning.startswith("tiers[0].capacity: 22 GiB of 24 GiB leaves 2 GiB for everything else")
+        assert "at most 21.5 GiB" in warning
+        assert self.read(changed(tree, "tiers.0.capacity", "21.5 GiB"), host) == []
+
+    def test_more_memory_than_is_free_now(self, tree: Tree, tmp_path: Path) -> None:
+        host = fake_host(tmp_path, memory_bytes=24 << 30)
+        (host.proc / "meminfo").write_text(f"MemTotal: {24 << 20} kB\nMemAvailable: {4 << 20} kB\n")
+        (warning,) = self.read(changed(tree, "tiers.0.capacity", "6 GiB"), host)
+        assert warning.startswith("tiers[0].capacity: 6 GiB asked; 4 GiB are available now")
+
+    def test_a_setting_that_another_makes_useless(self, tree: Tree) -> None:
+        (warning,) = self.read(changed(tree, "tiers.1.min_touches", 3))
+        assert warning.startswith("tiers[1].min_touches: has no effect with write_policy = 'through'")
+        tree = changed(tree, "tiers.1.min_touches", 3)
+        assert self.read(changed(tree, "tiers.1.write_policy", "selective")) == []
+
+    def test_reading_settings_in_code_logs_them(self, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+        Config.from_dict(changed(tree, "tiers.1.min_touches", 3))
+        assert "tiers[1].min_touches" in caplog.text
 
 
 def test_missing_folder_is_not_made(tree: Tree, tmp_path: Path) -> None:
     missing = tmp_path / "not there"
     error = refusal(changed(tree, "tiers.1.path", str(missing)))
     assert error.path == "tiers[1].path"
-    assert error.remedy == f"mkdir -p '{missing}'"
+    assert error.remedy == f"mkdir -m 700 -p '{missing}'"
     assert not missing.exists()
 
 
@@ -366,12 +419,21 @@ class TestEnvironment:
 
 def test_explain_names_the_source_of_every_value(tree: Tree) -> None:
     reader = ConfigReader({"KVCAIRN_TIERS__0__CAPACITY": "1 MiB"})
-    settings = {s.path: (s.value, s.source) for s in reader.explain(reader.read(tree))}
+    explained = reader.explain(reader.read(tree))
+    settings = {s.path: (s.value, s.source) for s in explained}
     assert settings["tiers[0].capacity"] == (1 << 20, "KVCAIRN_TIERS__0__CAPACITY")
     assert settings["tiers[1].capacity"] == (1 << 20, "file")
     assert settings["tiers[1].type"] == ("disk", "file")
     assert settings["tiers[1].durability"] == ("none", "default")
     assert settings["prefetch.policy"] == ("timeout", "default")
+    assert {s.path: s.unit for s in explained if s.unit} == {
+        "tiers[0].capacity": "bytes",
+        "tiers[1].capacity": "bytes",
+        "tiers[1].deadline": "seconds",
+        "prefetch.base": "seconds",
+        "prefetch.per_1024_tokens": "seconds",
+        "prefetch.time_to_live": "seconds",
+    }
 
 
 def test_single_tier(tree: Tree) -> None:
@@ -380,22 +442,6 @@ def test_single_tier(tree: Tree) -> None:
     with pytest.raises(ConfigError) as caught:
         ConfigReader({}).read_tier(tree["tiers"][1] | {"capacity": "8 G"})
     assert caught.value.path == "tier.capacity"
-
-
-class RemoteOptions(TierOptions, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="remote"):
-    """Settings of a kind of tier that a plug-in brings."""
-
-    host: str
-    port: int = 6379
-
-
-def test_plug_in_tier_has_typed_settings(tree: Tree) -> None:
-    kinds: dict[str, type[TierOptions]] = {**BUILT_IN_TIERS, "remote": RemoteOptions}
-    tree["tiers"].append({"type": "remote", "name": "far", "host": "localhost"})
-    assert ConfigReader({}, tier_types=kinds).read(tree).tiers[2] == RemoteOptions(name="far", host="localhost")
-    assert "use one of: memory, disk" in str(refusal(tree))
-    assert refusal(changed(tree, "tiers.2.port", "x"), tier_types=kinds).path == "tiers[2].port"
-    assert "RemoteOptions" in config_schema(kinds)["$defs"]
 
 
 def test_schema_accepts_texts_where_a_unit_is_known() -> None:

@@ -105,7 +105,7 @@ def test_a_failing_process_is_an_error_with_its_last_words() -> None:
 
 def test_without_torch_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hide(monkeypatch, "torch")
-    with pytest.raises(kv.UnsupportedError, match=r"the demo needs torch: pip install 'kvcairn\[demo\]'"):
+    with pytest.raises(kv.UnsupportedError, match=r"the demo needs torch: in a clone: pip install '\.\[demo\]'"):
         demo.run(lambda row: None, workdir=tmp_path)
 
 
@@ -114,14 +114,26 @@ def test_what_a_killed_demo_left_behind_is_removed_and_what_runs_is_not(tmp_path
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
         os.utime(tmp_path / name, (time.time() - age_s,) * 2)
-    steps.working_folder(tmp_path)
+    steps.working_folder(tmp_path, pytest.fail)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-disk-new", "smollm2"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(kv.ConfigError, match="workdir: cannot be written"):
+    with pytest.raises(kv.ConfigError, match="workdir: not a folder"):
+        demo.run(lambda row: None, workdir=tmp_path / "file")
+    with pytest.raises(kv.ConfigError, match=f"workdir: there is no folder {tmp_path}/file to make it in"):
         demo.run(lambda row: None, workdir=tmp_path / "file" / "below")
+
+
+def test_a_folder_is_made_below_one_that_is_there_and_that_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(kv.ConfigError, match=f"there is no folder {tmp_path}/typo to make it in"):
+        steps.working_folder(tmp_path / "typo" / "work", said.append)
+    assert list(tmp_path.iterdir()) == []
+    assert said == []
+    assert steps.working_folder(tmp_path / "work", said.append).is_dir()
+    assert said == [f"Making the folder {tmp_path}/work; the model's weights stay in it (540 MB)."]
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, module: str) -> None:

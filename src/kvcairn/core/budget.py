@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from pathlib import Path
 
 from kvcairn.policy.admission import DayBudget
+from kvcairn.tiers.base import BUDGET_NAME
 
 logger = logging.getLogger(__name__)
-
-FILE_NAME = "written-today.json"
 
 
 class BudgetFile:
@@ -20,7 +18,7 @@ class BudgetFile:
 
     def __init__(self, folder: Path) -> None:
         """Live in that folder, which exists."""
-        self._path = folder / FILE_NAME
+        self._path = folder / BUDGET_NAME
         self._guard = threading.Lock()
 
     def load(self, budget: DayBudget) -> None:
@@ -36,9 +34,10 @@ class BudgetFile:
     def save(self, budget: DayBudget) -> None:
         """Replace the file. What cannot be saved is said in the log, and counts on in this process."""
         with self._guard:
-            draft = self._path.with_suffix(".new")
+            draft = self._path.with_name(self._path.name + ".new")
             try:
+                draft.touch(mode=0o600)
                 draft.write_text(json.dumps({"day": budget.day, "bytes": budget.used_bytes}))
-                os.replace(draft, self._path)
+                draft.replace(self._path)
             except OSError as error:
                 logger.warning("%s cannot be written: %s", self._path, error)

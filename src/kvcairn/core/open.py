@@ -99,7 +99,7 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
     Raises:
         ConfigError: it cannot be opened; the core is as before.
     """
-    tier = registry.create(options, TierContext(core.state.executor.clock), path)
+    tier = registry.create(options, TierContext(core.state.executor.clock, path), path)
     tier = wrap(tier) if wrap else tier
     try:
         found = Inventory.of(tier.open())
@@ -111,13 +111,13 @@ def add_tier(core: Core, options: TierOptions, path: str, wrap: Wrap | None = No
         with core.state.changed:
             left = restore(core.state, level, found)
             rebuild = Rebuild(core.state, level, core.drops)
-        _make_fit(level, left)
+        _make_fit(level, left, path)
         with core.state.changed:
             core.attach(level, rebuild)
         on_failure.pop_all()
 
 
-def _make_fit(level: Level, left: list[Delete]) -> None:
+def _make_fit(level: Level, left: list[Delete], path: str) -> None:
     """Give the space of what finds no place back, before anything new is stored."""
     allocator, tier = level.residency.allocator, level.tier
     assert tier is not None
@@ -126,7 +126,7 @@ def _make_fit(level: Level, left: list[Delete]) -> None:
         tier.retire(retired)
         tier.delete(left)
     except TierError as error:
-        raise ConfigError(f"{level.name}.capacity", f"the tier holds more, and cannot be trimmed: {error}") from error
+        raise ConfigError(f"{path}.capacity", f"the tier holds more, and cannot be trimmed: {error}") from error
 
 
 def close_core(core: Core) -> None:

@@ -45,9 +45,9 @@ def run(emit: Callable[[Row], None], *, workdir: Path | None = None, console: Co
         KVCairnError: the second process failed.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        raise UnsupportedError(f"the demo needs {' and '.join(missing)}: pip install 'kvcairn[demo]'")
+        raise UnsupportedError(f"the demo needs {' and '.join(missing)}: in a clone: pip install '.[demo]'")
     console = console or Console(stderr=True)
-    folder = working_folder(workdir)
+    folder = working_folder(workdir, lambda line: console.print(line, highlight=False))
     rows: list[Row] = []
 
     def take(row: Row) -> None:
@@ -147,15 +147,24 @@ class _Demo:
             yield
 
 
-def working_folder(workdir: Path | None) -> Path:
+def working_folder(workdir: Path | None, remark: Callable[[str], None]) -> Path:
     """Return the folder to work in: made, writable, with room, and without what a killed run left in it.
 
+    One that is named is made, and that is said, where its parent is there: a mistyped path is none that was meant.
+
     Raises:
-        ConfigError: it cannot be written, or has less than 2 GiB free.
+        ConfigError: its parent is missing, it cannot be written, or has less than 2 GiB free.
     """
     folder = workdir or Path(sys.prefix) / "share" / "kvcairn"
+    if workdir is not None and not workdir.exists():
+        if not workdir.absolute().parent.is_dir():
+            reason = f"there is no folder {workdir.absolute().parent} to make it in"
+            raise ConfigError("workdir", reason, str(workdir), "name an existing folder")
+        remark(f"Making the folder {workdir.absolute()}; the model's weights stay in it (540 MB).")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError("workdir", "not a folder", str(folder), "name a folder")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=workdir is None, exist_ok=True)
         for left in (*folder.glob(f"{_DISK_PREFIX}*"), *folder.glob("converting-*")):
             if time.time() - left.stat().st_mtime > _LEFT_BEHIND_S:
                 shutil.rmtree(left, ignore_errors=True)

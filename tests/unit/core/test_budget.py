@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvcairn.core.budget import FILE_NAME, BudgetFile
+from kvcairn.core.budget import BudgetFile
 from kvcairn.policy.admission import DAY_S, DayBudget
 from kvcairn.testing.blocks import Blocks, assert_idle
 from kvcairn.testing.rig import PAGE_BYTES
+from kvcairn.tiers.base import BUDGET_NAME
 from tests.unit.conftest import MakeRig
 
 DAY = 20_000
@@ -47,7 +48,7 @@ def test_it_survives_a_restart(make_rig: MakeRig, today: list[float]) -> None:
     blocks = Blocks(rig)
     blocks.put(blocks.keys(1, 6))
     rig.cache.drain()
-    assert json.loads((rig.folder / FILE_NAME).read_text()) == {"day": DAY, "bytes": 12 * PAGE_BYTES}
+    assert json.loads((rig.folder / BUDGET_NAME).read_text()) == {"day": DAY, "bytes": 12 * PAGE_BYTES}
     rig.reopen()
     blocks.put(blocks.keys(2, 6))
     rig.cache.drain()
@@ -58,7 +59,7 @@ def test_it_survives_a_restart(make_rig: MakeRig, today: list[float]) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"day": null, "bytes": 1}', "\udcff"])
 def test_a_damaged_file_counts_from_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE_NAME).write_bytes(text.encode(errors="surrogateescape"))
+    (tmp_path / BUDGET_NAME).write_bytes(text.encode(errors="surrogateescape"))
     budget = DayBudget(10)
     BudgetFile(tmp_path).load(budget)
     assert budget.used_bytes == 0

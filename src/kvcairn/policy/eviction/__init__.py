@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvcairn import plugins
+from typing import Any
+
+from kvcairn import kinds
 from kvcairn.errors import ConfigError
 from kvcairn.policy.eviction.arc import ARC
 from kvcairn.policy.eviction.base import EvictionPolicy, Facts
@@ -30,10 +32,8 @@ def create(name: str, facts: Facts, path: str = "eviction") -> EvictionPolicy:
     Raises:
         ConfigError: there is no such policy; names the setting `path` and what there is.
     """
-    found = BUILT_IN.get(name) or plugins.load(plugins.POLICIES).get(name)
+    found: Any = BUILT_IN.get(name) or kinds.load_eviction(name, path)
     if found is None:
-        known = ", ".join(sorted({*BUILT_IN, *plugins.names(plugins.POLICIES)}))
-        raise ConfigError(path, f"unknown eviction policy; there are: {known}", name)
-    if not (isinstance(found, type) and issubclass(found, EvictionPolicy)):
-        raise ConfigError(path, f"{found.__module__}.{found.__qualname__} is no EvictionPolicy", name)
-    return found(facts)
+        raise ConfigError(path, f"unknown eviction policy; there are: {', '.join(kinds.eviction_names())}", name)
+    policy: EvictionPolicy = found(facts)
+    return policy

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import logging
 import os
-import shlex
+import re
 import shutil
 import sqlite3
 import weakref
@@ -18,12 +18,14 @@ import msgspec
 import xxhash
 
 from kvcairn.errors import ConfigError
+from kvcairn.host import making
 from kvcairn.memory.slots import PAGE_BYTES, default_region_bytes
+from kvcairn.tiers.base import BUDGET_NAME
 from kvcairn.tiers.disk.epochs import EPOCHS_NAME
 from kvcairn.tiers.disk.files import replace_file
 from kvcairn.tiers.disk.format import FORMAT_VERSION
 from kvcairn.tiers.disk.index import Index, IndexSize, is_damage
-from kvcairn.tiers.disk.segments import Segments
+from kvcairn.tiers.disk.segments import Segments, segment_number
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +33,50 @@ LOCK_NAME: Final = "lock"
 META_NAME: Final = "folder"
 INDEX_NAME: Final = "index.sqlite"
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
+_OURS: Final = {
+    LOCK_NAME,
+    META_NAME,
+    EPOCHS_NAME,
+    BUDGET_NAME,
+    INDEX_NAME,
+    *(INDEX_NAME + companion for companion in _COMPANIONS),
+}
 _SMALL_FILES: Final = 3  # description, epochs, and the draft of one of them; the lock is empty
 _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+# Made by file systems and people, and in nobody's way.
+_TOLERATED: Final = re.compile(r"\.|lost\+found$")
+_DRAFT: Final = ".new"
+
+
+def foreign_names(path: Path) -> list[str]:
+    """Return what lies in a folder and is none of a disk tier's files, sorted; blocks."""
+    return sorted(name for name in os.listdir(path) if not _is_ours(name) and not _TOLERATED.match(name))
+
+
+def is_folder_of_ours(path: Path) -> bool:
+    """Return whether a disk tier has used a folder; blocks."""
+    return any(_is_ours(name) and name != LOCK_NAME for name in os.listdir(path))
+
+
+def is_owned(path: Path) -> bool:
+    """Return whether a cache owns a folder now, without taking it; blocks."""
+    try:
+        fd = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _is_ours(name: str) -> bool:
+    return name.removesuffix(_DRAFT) in _OURS or segment_number(name) is not None
 
 
 def least_overhead_bytes(capacity_bytes: int) -> int:
@@ -67,8 +111,7 @@ class Lock:
         try:
             self._fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except (FileNotFoundError, NotADirectoryError) as error:
-            remedy = f"mkdir -p {shlex.quote(str(folder))}"
-            raise ConfigError(setting, "no such folder", str(folder), remedy) from error
+            raise ConfigError(setting, "no such folder", str(folder), making(folder)) from error
         except OSError as error:
             if error.errno not in _REFUSED:
                 raise
@@ -116,7 +159,15 @@ class Folder:
         self._lock: Lock | None = None
 
     def own(self) -> None:
-        """Take the lock; errors as of `Lock`."""
+        """Take the lock; errors as of `Lock`.
+
+        Raises:
+            ConfigError: also where something else lies here, and no disk tier ever did. Nothing was changed.
+        """
+        if self.path.is_dir() and (foreign := foreign_names(self.path)) and not is_folder_of_ours(self.path):
+            some = ", ".join(foreign[:3]) + (" ..." if len(foreign) > 3 else "")
+            remedy = f"give the tier a folder of its own: {making(self.path / 'kvcairn')}"
+            raise ConfigError(self._setting, f"something else lies in this folder: {some}", str(self.path), remedy)
         self._lock = Lock(self._setting, self.path)
 
     def release(self) -> None:
@@ -173,16 +224,9 @@ class Folder:
             index.with_name(INDEX_NAME + companion).unlink(missing_ok=True)
 
     def _foreign_bytes(self, segment_names: set[str]) -> int:
-        ours = {
-            LOCK_NAME,
-            META_NAME,
-            INDEX_NAME,
-            EPOCHS_NAME,
-            *(INDEX_NAME + companion for companion in _COMPANIONS),
-        }
         total = 0
         for parent, _, files in os.walk(self.path):
-            known = ours | segment_names if Path(parent) == self.path else set()
+            known = (_OURS - {BUDGET_NAME}) | segment_names if Path(parent) == self.path else set()
             for name in set(files) - known:
                 with contextlib.suppress(FileNotFoundError):
                     found = os.lstat(os.path.join(parent, name))

@@ -114,6 +114,7 @@ class Index:
         """
         self.path = path
         self._lock = threading.Lock()
+        _make_private(path)
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
         _connected.add(self)
         try:
@@ -269,6 +270,18 @@ class Index:
 
 
 _connected: Final[weakref.WeakSet[Index]] = weakref.WeakSet()
+
+
+def _make_private(path: Path) -> None:
+    """Have the file be its owner's alone, and with it the log that SQLite makes beside it; also one made before."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return  # SQLite says what is wrong with it
+    try:
+        os.fchmod(fd, 0o600)
+    finally:
+        os.close(fd)
 
 
 def _leak_inherited() -> None:

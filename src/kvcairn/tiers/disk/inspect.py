@@ -107,7 +107,9 @@ def scrub(path: Path, progress: Callable[[int, int], None] = lambda done, total:
     """
     _segments(path)
     begin = time.perf_counter()
-    tier = DiskTier(DiskTierOptions(path=str(path), capacity_bytes=_ANY_CAPACITY), TierContext(MonotonicClock()))
+    tier = DiskTier(
+        DiskTierOptions(path=str(path), capacity_bytes=_ANY_CAPACITY), TierContext(MonotonicClock(), path="")
+    )
     copies = list(tier.open())
     for segment in tier.unlisted:
         copies += tier.scan(segment)

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from kvcairn.host import default_reserve_bytes
 from kvcairn.memory.slots import PAGE_BYTES
 from kvcairn.tiers.base import Slot, Stored
 from kvcairn.tiers.disk import format as disk_format
@@ -27,30 +28,36 @@ _NAME: Final = re.compile(r"seg-(0|[1-9][0-9]{0,17})\.kv")
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_FALLOCATE: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _WINDOW_BYTES: Final = 1 << 20
-_MOST_RESERVE_BYTES: Final = 1 << 30
 _NO_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 # A link or a pipe in the place of a segment is neither followed nor waited for.
 _SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def segment_number(name: str) -> int | None:
+    """Return the number of the segment whose file is called so, or None for another file."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 class Segments:
     """The segment files of one folder. Any thread; every method blocks on the disk and may raise OSError.
 
     Attributes:
+        durability: what a written block survives, as in the settings.
         direct: whether files are opened for direct I/O, past the page cache; `probe` finds out.
     """
 
-    def __init__(self, folder: Path, *, sync_names: bool = False, reserve_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, *, durability: str = "none", reserve_bytes: int | None = None) -> None:
         """Look at nothing yet.
 
         Args:
             folder: where they lie.
-            sync_names: make each new file survive power loss before it is written to.
+            durability: as in the settings; with `full` a new file survives power loss before it is written to.
             reserve_bytes: make no file where less would stay free; None: a twentieth of the device, at most 1 GiB.
         """
         self._reserve_bytes = reserve_bytes
         self._folder = folder
-        self._sync_names = sync_names
+        self.durability = durability
         self._growing = threading.Lock()
         self._stopped = threading.Event()
         self.direct = False
@@ -82,10 +89,10 @@ class Segments:
         found = {}
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                match = _NAME.fullmatch(entry.name)
-                if match and entry.is_file(follow_symlinks=False):
+                number = segment_number(entry.name)
+                if number is not None and entry.is_file(follow_symlinks=False):
                     with suppress(FileNotFoundError):  # given up while we look
-                        found[int(match[1])] = entry.stat(follow_symlinks=False).st_size
+                        found[number] = entry.stat(follow_symlinks=False).st_size
         return found
 
     def latest_ns(self, segments: Iterable[int]) -> int:
@@ -179,7 +186,7 @@ class Segments:
             try:
                 self._must_have_room(fd, segment_bytes - found.st_blocks * 512)
                 _preallocate(fd, segment_bytes)
-                if self._sync_names:
+                if self.durability == "full":
                     self.sync_folder()
             except OSError:
                 os.ftruncate(fd, before)
@@ -191,7 +198,7 @@ class Segments:
         device = os.fstatvfs(fd)
         reserve = self._reserve_bytes
         if reserve is None:
-            reserve = min(device.f_blocks * device.f_frsize // 20, _MOST_RESERVE_BYTES)
+            reserve = default_reserve_bytes(device.f_blocks * device.f_frsize)
         if device.f_bavail * device.f_frsize - nbytes < reserve:
             raise OSError(errno.ENOSPC, f"less than {reserve} bytes would stay free")
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from kvcairn.config import DiskTierOptions
 from kvcairn.errors import ConfigError, TierError, TierFull, TierUnavailable
+from kvcairn.plain import join
 from kvcairn.tiers.base import BlockRef, Delete, Outcome, Read, Slot, Stored, Tier, TierContext, Write
 from kvcairn.tiers.disk import format as disk_format
 from kvcairn.tiers.disk import index as disk_index
@@ -56,10 +57,10 @@ class DiskTier(Tier):
         self.name = options.name
         self.overhead_bytes = least_overhead_bytes(options.capacity_bytes)
         self.region_bytes: int | None = None
-        self._options = options
+        self._folder = Folder(join(context.path, "path"), Path(options.path), options.capacity_bytes)
         self._log = _QuietLog(options.name, context.clock.now)
         self._segments = Segments(
-            Path(options.path), sync_names=options.durability == "full", reserve_bytes=options.reserve_bytes
+            Path(options.path), durability=options.durability, reserve_bytes=options.reserve_bytes
         )
         # Between the end of one use of a slot and the start of the next: see `delete`.
         self._between_uses = threading.Lock()
@@ -74,8 +75,8 @@ class DiskTier(Tier):
             ConfigError: the folder is missing, not writable, owned by another cache, or of a later format.
             TierUnavailable: the disk failed.
         """
-        folder = Folder(f"{self.name}.path", Path(self._options.path), self._options.capacity_bytes)
-        self._rows = Rows(folder, self._segments, _SYNCHRONOUS[self._options.durability])
+        folder = self._folder
+        self._rows = Rows(folder, self._segments, _SYNCHRONOUS[self._segments.durability])
         with self._as_tier_error("open"):
             try:
                 folder.own()
@@ -253,7 +254,7 @@ class DiskTier(Tier):
             with self._segments.to_write(slot.segment, slot.segment_bytes) as fd:
                 for run in runs.neighbours([(stored.slot, stored.nbytes) for _, stored, _ in part]):
                     self._write_run(fd, [part[at] for at in run], writes, outcomes)
-                if self._options.durability != "none":
+                if self._segments.durability != "none":
                     os.fdatasync(fd)
         except OSError as error:
             for i, stored, _ in part:

@@ -40,6 +40,6 @@ def test_a_plug_in_does_not_replace_what_is_built_in(install: Install) -> None:
 
 def test_a_plug_in_that_is_no_policy_is_refused(install: Install) -> None:
     install("kvt_broken", "class Broken: pass\n", plugins.POLICIES, "broken = kvt_broken:Broken")
-    with pytest.raises(ConfigError, match=r"kvt_broken\.Broken is no EvictionPolicy") as caught:
+    with pytest.raises(ConfigError, match=r"\(kvt_broken:Broken\) is no EvictionPolicy") as caught:
         eviction.create("broken", FACTS, "tiers[0].eviction")
     assert caught.value.path == "tiers[0].eviction"
