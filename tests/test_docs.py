@@ -39,7 +39,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 COMMAND = typer.main.get_command(app)
 # Sizes that suit a server, and what stands for them here.
-SMALLER = {"100 GiB": "512 MiB", "8 GiB": "256 MiB", "2 GiB": "64 MiB"}
+SMALLER = {"100 GiB": "512 MiB", "10 GiB": "512 MiB", "8 GiB": "256 MiB", "2 GiB": "64 MiB"}
 # Pages that show lines out of a larger program: each block begins with these names anew.
 LOOSE = {DOCS / "guides" / "transformers.md"}
 # Pages whose lines take a model and a prompt as given.
@@ -93,7 +93,7 @@ def with_fences(language: str) -> list[Any]:
 def shrunk(text: str, folder: Path) -> str:
     for large, small in SMALLER.items():
         text = text.replace(f'"{large}"', f'"{small}"')
-    return text.replace("/var/lib/kvcairn", str(folder / "disk"))
+    return text.replace("/var/lib/kvcairn", str(folder / "disk")).replace("/var/tmp/kvcairn", str(folder / "disk"))
 
 
 def given(page: Path, folder: Path) -> dict[str, Any]:
@@ -155,6 +155,48 @@ def test_the_policy_of_the_guide_passes_the_suite(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     count = sum(name.startswith("test_") for name in dir(PolicyTests)) + 1
     assert f"{count} passed" in done.stdout
+
+
+def test_the_tier_of_the_guide_passes_the_suite(tmp_path: Path) -> None:
+    guide = fences(DOCS / "extend" / "write-a-tier.md", "python")
+    (tmp_path / "test_guide.py").write_text("\n".join(fence.text for fence in guide))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_guide.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d\d passed", done.stdout)
+
+
+def test_settings_that_the_core_reads_of_any_tier_are_listed() -> None:
+    rows = table_rows(DOCS / "extend" / "write-a-tier.md", "Its settings")
+    known = msgspec.structs.fields(config.ManagedTierOptions)
+    assert set(first_names(rows)) == {each.encode_name for each in known} - {"name"}
+    spelled = {name for row in rows for name in re.findall(r"`([^`]+)`", row[1])}
+    assert spelled == {each.name for each in known if each.name != each.encode_name}
+
+
+def test_the_whole_program_of_the_guide_prints_what_it_says(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    program = fences(DOCS / "guides" / "transformers.md", "python")[0].text
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == program.rstrip().rpartition("  # ")[2]
+    assert len(program.splitlines()) <= 14
+
+
+def test_the_rows_of_the_demo_are_called_as_they_are_printed() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `")][:4]
+    printed = demo.table([demo_row(name) for name in ("recompute", "memory", "disk", "damaged")])
+    assert [re.findall(r"`([^`]+)`", row)[0] for row in rows] == list(printed.columns[0].cells)
+    assert all("yes" in row for row in rows)
+
+
+def demo_row(name: str) -> demo.Row:
+    return demo.Row(
+        row=name, ttft_s=1.0, prompt_tokens=1, reused_tokens={}, identical=True, model="m", new_tokens=1
+    )  # fmt: skip
 
 
 def test_the_readme_reuses_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,8 +277,8 @@ class ConfigReader:
 
     def _check_tiers(self, tiers: Mapping[str, TierOptions]) -> None:
         for path, tier in tiers.items():
-            if isinstance(tier, ManagedTierOptions):
-                self._check_managed(path, tier)
+            if isinstance(tier, ManagedTierOptions | MemoryTierOptions):
+                self._check_write_policy(path, tier)
             eviction = getattr(tier, "eviction", None)
             if eviction is not None:
                 self._check_eviction(f"{path}.eviction", eviction)
@@ -288,8 +288,8 @@ class ConfigReader:
         if name not in BUILT_IN_EVICTIONS and kinds.load_eviction(name, path) is None:
             self._fail(path, "no such eviction policy", name, _one_of(name, kinds.eviction_names()))
 
-    def _check_managed(self, path: str, tier: ManagedTierOptions) -> None:
-        if tier.promotion == "move" and tier.write_policy != "back":
+    def _check_write_policy(self, path: str, tier: ManagedTierOptions | MemoryTierOptions) -> None:
+        if isinstance(tier, ManagedTierOptions) and tier.promotion == "move" and tier.write_policy != "back":
             reason = "what is loaded leaves the tier, and this tier's write policy would write it there again"
             self._fail(f"{path}.promotion", reason, "move", f"set {path}.write_policy = 'back'")
         if f"{path}.min_touches" in self._given and tier.write_policy != "selective":

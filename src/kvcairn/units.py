@@ -67,13 +67,12 @@ def format_size(size_bytes: int) -> str:
     """Write bytes for people: exact where a binary unit divides them, else with one decimal, rounded down.
 
     So `parse_size` takes what is written here, and gives no more than there was: advice can be copied into settings.
+    What it has read itself is written as it was.
     """
     for name, factor in reversed(_BINARY.items()):
         if size_bytes >= factor:
-            tenths = size_bytes * 10 // factor
-            return (
-                f"{size_bytes // factor} {name}" if size_bytes % factor == 0 else f"{tenths // 10}.{tenths % 10} {name}"
-            )
+            whole, rest = divmod(size_bytes, factor)
+            return f"{whole}.{(rest * 10 + 9) // factor} {name}" if rest else f"{whole} {name}"
     return f"{size_bytes} B"
 
 

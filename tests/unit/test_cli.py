@@ -129,3 +129,87 @@ def test_completion_script_names_the_command() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
     assert "complete" in done.stdout
     assert "kvcairn" in done.stdout
+
+
+def with_disk(settings: Path, folder: Path, **disk: object) -> Path:
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in disk.items())
+    settings.write_text(f'{GOOD}[[tiers]]\ntype = "disk"\npath = "{folder}"\ncapacity = "16 MiB"\n{lines}')
+    return settings
+
+
+def test_config_check_shows_units(settings: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    with_disk(settings, tmp_path / "disk", reserve="1.5 MiB", deadline="250 ms", max_write_bytes_per_day="2 TiB")
+    shown = run("config", "check", str(settings)).stdout
+    found = {line.split()[0]: " ".join(line.split()[1:-1]) for line in shown.splitlines()}
+    assert found["tiers[1].reserve"] == "1.5 MiB"
+    assert found["tiers[1].deadline"] == "250 ms"
+    assert found["tiers[1].max_write_bytes_per_day"] == "2 TiB"
+    assert found["tiers[1].capacity"] == "16 MiB"
+    assert found["prefetch.time_to_live"] == "30 s"
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_config_check_warns_beside_the_table(settings: Path, tmp_path: Path, as_json: list[str]) -> None:
+    (tmp_path / "disk").mkdir()
+    with_disk(settings, tmp_path / "disk", min_touches=3)
+    result = run("config", "check", str(settings), *as_json)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("kvcairn: warning: tiers[1].min_touches: has no effect")
+    assert result.stderr.count("\n") == 1
+    assert "warning" not in result.stdout
+
+
+def test_config_check_sees_a_folder_of_something_else(settings: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "thesis.pdf").touch()
+    result = run("config", "check", str(with_disk(settings, folder)))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("kvcairn: tiers[1].path: something else lies in this folder: thesis.pdf")
+    assert [path.name for path in folder.iterdir()] == ["thesis.pdf"]
+
+
+def test_config_check_may_run_beside_a_cache(settings: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    with Cache.open(Config.from_toml(with_disk(settings, tmp_path / "disk"))):
+        assert run("config", "check", str(settings)).exit_code == 0
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+@pytest.mark.parametrize(
+    "command",
+    [("bench", "disk", "--path"), ("bench", "engine", "--engine", "sglang", "--path"), ("demo", "--workdir"),
+     ("ls",), ("scrub",), ("config", "check")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_mistyped_path_is_named_and_makes_nothing(
+    tmp_path: Path, command: tuple[str, ...], as_json: list[str]
+) -> None:
+    for missing in (tmp_path / "typo" / "below", tmp_path / "file" / "below"):
+        (tmp_path / "file").touch()
+        result = run(*command, str(missing), *as_json)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "Traceback" not in result.stderr
+        assert missing.name in "".join(line.strip(" │") for line in result.stderr.splitlines())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", [("ls",), ("scrub",), ("doctor", "--path")], ids=" ".join)
+def test_what_the_system_refuses_is_one_line(command: tuple[str, ...]) -> None:
+    result = run(*command, "x" * 300)
+    assert result.exit_code == 1
+    assert re.fullmatch(r"kvcairn: \[Errno 36\] File name too long: 'x+(/folder)?'\n", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("kvcairn be", {"bench"}), ("kvcairn config ", {"check", "schema"}), ("kvcairn doctor --sg", {"--sglang-args"}),
+     ("kvcairn bench engine --engine ", {"vllm", "sglang"})],
+)  # fmt: skip
+def test_a_shell_completes_commands_options_and_values(words: str, offered: set[str]) -> None:
+    environment = {"_KVCAIRN_COMPLETE": "complete_bash", "COMP_WORDS": words, "PATH": "/usr/bin:/bin"}
+    environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+    command = [str(Path(sys.executable).parent / "kvcairn")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert offered <= set(done.stdout.split())

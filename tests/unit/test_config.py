@@ -325,8 +325,8 @@ class TestWarnings:
         host = fake_host(tmp_path, memory_bytes=24 << 30)
         (warning,) = self.read(changed(tree, "tiers.0.capacity", "22 GiB"), host)
         assert warning.startswith("tiers[0].capacity: 22 GiB of 24 GiB leaves 2 GiB for everything else")
-        assert "at most 21.5 GiB" in warning
-        assert self.read(changed(tree, "tiers.0.capacity", "21.5 GiB"), host) == []
+        assert "at most 21.6 GiB" in warning
+        assert self.read(changed(tree, "tiers.0.capacity", "21.6 GiB"), host) == []
 
     def test_more_memory_than_is_free_now(self, tree: Tree, tmp_path: Path) -> None:
         host = fake_host(tmp_path, memory_bytes=24 << 30)
@@ -339,6 +339,10 @@ class TestWarnings:
         assert warning.startswith("tiers[1].min_touches: has no effect with write_policy = 'through'")
         tree = changed(tree, "tiers.1.min_touches", 3)
         assert self.read(changed(tree, "tiers.1.write_policy", "selective")) == []
+
+    def test_so_in_memory(self, tree: Tree) -> None:
+        (warning,) = self.read(changed(tree, "tiers.0.min_touches", 3))
+        assert warning.startswith("tiers[0].min_touches: has no effect")
 
     def test_reading_settings_in_code_logs_them(self, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
         Config.from_dict(changed(tree, "tiers.1.min_touches", 3))

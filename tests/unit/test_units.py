@@ -92,6 +92,13 @@ def test_what_a_unit_divides_is_written_so_that_it_reads_back(number: int, shift
 def test_a_size_as_written_for_people_reads_back_as_no_more(size_bytes: int) -> None:
     read = parse_size(format_size(size_bytes))
     assert size_bytes * 9 // 10 <= read <= size_bytes
+    assert format_size(read) in (format_size(size_bytes), format_size(size_bytes).replace(".0 ", " "))
+
+
+@given(st.integers(min_value=1, max_value=1023), st.integers(min_value=1, max_value=9))
+def test_a_size_in_tenths_is_written_as_it_was_read(whole: int, tenths: int) -> None:
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        assert format_size(parse_size(f"{whole}.{tenths} {unit}")) == f"{whole}.{tenths} {unit}"
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,16 @@ class Tier(ABC):
 
     name: str
 
+    def check(self) -> None:
+        """Look at the place without taking or changing it: may a tier of these settings be opened there? Optional.
+
+        That another process owns it now is no reason to refuse.
+
+        Raises:
+            ConfigError: it may not, whoever asks and whenever.
+        """
+        return
+
     @abstractmethod
     def open(self) -> Iterable[Stored]:
         """Take ownership and return what is there (managed tiers; foreign ones return nothing).

@@ -38,12 +38,14 @@ def create(options: TierOptions, context: TierContext, path: str) -> Tier:
 
 
 def check(options: TierOptions, path: str) -> None:
-    """Refuse settings with which a tier could not be opened even over an empty place. Opens nothing.
+    """Refuse settings with which a tier could not be opened. Opens nothing.
 
     Raises:
-        ConfigError: as `create` and `check_capacity`.
+        ConfigError: as `create`, `check_capacity` and `Tier.check`.
     """
-    check_capacity(create(options, TierContext(MonotonicClock(), path), path), options, path)
+    tier = create(options, TierContext(MonotonicClock(), path), path)
+    check_capacity(tier, options, path)
+    tier.check()
 
 
 def check_capacity(tier: Tier, options: TierOptions, path: str) -> None:

@@ -66,6 +66,14 @@ class DiskTier(Tier):
         self._between_uses = threading.Lock()
         self._rows: Rows | None = None
 
+    def check(self) -> None:
+        """Refuse a folder in which something else lies.
+
+        Raises:
+            ConfigError: it does, and no disk tier ever used the folder.
+        """
+        self._folder.check()
+
     def open(self) -> Iterable[Stored]:
         """Own the folder, settle what an earlier run left, and return it.
 
