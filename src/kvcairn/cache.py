@@ -14,13 +14,14 @@ from kvcairn import requests as rq
 from kvcairn.config import Config, PrefetchOptions
 from kvcairn.core.link import Direct
 from kvcairn.core.open import open_core
-from kvcairn.errors import ClosedError, LeaseError, UnsupportedError
+from kvcairn.errors import ClosedError, ConfigError, LeaseError, UnsupportedError
 from kvcairn.layout import SpaceDescriptor
 from kvcairn.memory.lease import Lease, Reservation
 from kvcairn.remote.link import Remote
 from kvcairn.space import Space
 from kvcairn.transfer.job import Job
 from kvcairn.types import BlockEvent, Hit, MissReason, Stats
+from kvcairn.units import seconds
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class Cache:
         Raises:
             ConfigError: there is no such tier.
         """
-        return self._wait_until_idle(rq.IsIdle(tier), timeout_s)
+        return self._wait_until_idle(rq.IsIdle(tier), None if timeout_s is None else seconds(timeout_s, "timeout_s"))
 
     def stats(self) -> Stats:
         """Return the numbers of this moment."""
@@ -114,6 +115,8 @@ class Cache:
         Raises:
             ConfigError: the options are refused, or the tier cannot be opened; the cache is as before.
         """
+        if not isinstance(options, Mapping):
+            raise ConfigError("tier", "expected a table, as a dict", options)
         self._link.call(rq.AddTier(dict(options)))
 
     def detach_tier(self, name: str, drain: bool = True) -> None:
@@ -135,7 +138,10 @@ class Cache:
 
         Raises:
             ConfigError: there is no such tier.
+            TypeError: `space` is no `Space`.
         """
+        if space is not None and not isinstance(space, Space):
+            raise TypeError(f"expected kvcairn.Space, as from cache.space, got {space!r}; a tier is given as tier=")
         reply: rq.Value = self._link.call(rq.Clear(None if space is None else space.frame.space, tier))
         number, outcome = int(reply.value or 0), list[bool]()
 
@@ -148,7 +154,7 @@ class Cache:
 
     def events(self, timeout_s: float | None = None) -> EventStream:
         """Return an iterator over what is stored and removed from now on; see `EventStream`."""
-        return EventStream(self._link, timeout_s)
+        return EventStream(self._link, None if timeout_s is None else seconds(timeout_s, "timeout_s"))
 
     def adopt(self, ticket: bytes) -> Lease | Reservation | Job:
         """Share the lease, reservation or job that a ticket names; its slots stay held until all sharers let go.

@@ -203,7 +203,7 @@ class ConfigReader:
 
     def _overlay(self, settings: object) -> dict[str, Any]:
         if not isinstance(settings, Mapping):
-            self._fail("settings", "expected a table", settings)
+            self._fail("settings", "expected a table", settings, "Config.from_toml reads a file")
         root: dict[str, Any] = _as_read(settings)
         for variable, text in sorted(self._environment.items()):
             if variable.startswith(ENVIRONMENT_PREFIX):

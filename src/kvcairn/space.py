@@ -16,6 +16,7 @@ from kvcairn.memory.lease import Frame, Lease, Reservation, first_damaged, quiet
 from kvcairn.put import put, unique
 from kvcairn.transfer.job import CopyJob, Job
 from kvcairn.types import FINAL, Hints, Hit, MissReason, Parent, _Unknown
+from kvcairn.units import seconds
 
 
 class Space:
@@ -316,17 +317,10 @@ class Space:
                 quietly(lambda: link.call(rq.JobClose(job)))
 
 
-def seconds(deadline_s: float, name: str = "deadline_s") -> float:
-    """Return a deadline that is a number; what is over already is 0."""
-    if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float) or math.isnan(deadline_s):
-        raise ValueError(f"{name} must be a number of seconds, got {deadline_s!r}")
-    return max(0.0, float(deadline_s))
-
-
 def _chain(keys: Sequence[bytes], start: int, parent: Parent) -> tuple[list[bytes], int, bytes | None]:
     """Check what names a chain, before anything is done with it."""
     chain = _list(keys)
-    if not 0 <= start <= len(chain):
+    if not hasattr(start, "__index__") or not 0 <= start <= len(chain):
         raise ValueError(f"start must be 0 to {len(chain)}, the number of keys, got {start}")
     return chain, start, _wire(parent)
 

@@ -63,6 +63,17 @@ def parse_duration(value: object) -> float:
     return float(value)
 
 
+def seconds(given: float, name: str = "deadline_s") -> float:
+    """Return a deadline that is a number; what is over already is 0.
+
+    Raises:
+        ValueError: It is none; says which argument is meant.
+    """
+    if isinstance(given, bool) or not isinstance(given, int | float) or math.isnan(given):
+        raise ValueError(f"{name} must be a number of seconds, got {given!r}")
+    return max(0.0, float(given))
+
+
 def format_size(size_bytes: int) -> str:
     """Write bytes for people: exact where a binary unit divides them, else with one decimal, rounded down.
 

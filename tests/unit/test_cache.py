@@ -240,3 +240,31 @@ class TestRanks:
 
 def as_dict(struct: Any) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+class TestMistakes:
+    """What is handed in by mistake is named, and nothing has happened."""
+
+    def test_a_name_in_place_of_a_space(self, rig: Rig) -> None:
+        wrong: Any = "my-model"
+        with pytest.raises(TypeError, match=r"expected kvcairn\.Space, as from cache\.space, got 'my-model'"):
+            rig.cache.clear(wrong)
+
+    def test_options_of_a_tier_that_are_no_table(self, rig: Rig) -> None:
+        wrong: Any = "disk"
+        with pytest.raises(ConfigError, match="tier: expected a table"):
+            rig.cache.add_tier(wrong)
+
+    @pytest.mark.parametrize("timeout_s", ["1 s", float("nan"), True])
+    def test_times_that_are_no_number_of_seconds(self, rig: Rig, timeout_s: Any) -> None:
+        job = rig.space().prefetch([])
+        for call in (lambda: rig.cache.drain(timeout_s=timeout_s), lambda: rig.cache.events(timeout_s)):
+            with pytest.raises(ValueError, match="timeout_s must be a number of seconds, got "):
+                call()
+        with pytest.raises(ValueError, match="timeout_s must be a number of seconds, got "):
+            job.wait(timeout_s)
+
+    def test_a_start_that_is_no_whole_number(self, rig: Rig) -> None:
+        wrong: Any = 1.5
+        with pytest.raises(ValueError, match=r"start must be 0 to 0, the number of keys, got 1\.5"):
+            rig.space().lookup([], start=wrong)

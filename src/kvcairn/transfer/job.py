@@ -13,6 +13,7 @@ from kvcairn.errors import ClosedError, KVCairnError, LeaseError
 from kvcairn.memory.lease import Frame, Lease, first_damaged, quietly
 from kvcairn.requests import Damaged, JobCancel, JobClose, JobInfo, JobLease, JobStatus
 from kvcairn.types import FINAL, Completion, JobState, MissReason
+from kvcairn.units import seconds
 
 
 class Job:
@@ -58,7 +59,7 @@ class Job:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the job, by default as long as the prefetch policy says; return whether it ended."""
-        limit_s = self._wait_s if timeout_s is None else timeout_s
+        limit_s = self._wait_s if timeout_s is None else seconds(timeout_s, "timeout_s")
         return self._frame.link.wait(self.query, limit_s)
 
     def cancel(self) -> None:
@@ -151,7 +152,8 @@ class CopyJob:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; return whether it came. The buffers belong to the job until then."""
-        return self.query() or self._frame.link.wait(self.query, timeout_s)
+        limit_s = None if timeout_s is None else seconds(timeout_s, "timeout_s")
+        return self.query() or self._frame.link.wait(self.query, limit_s)
 
     def cancel(self) -> None:
         """Stop before the next block. The buffers belong to the job until it has ended."""

@@ -23,7 +23,7 @@ from kvcairn.adapters.transformers.reuse import Reuse, RowReuse
 from kvcairn.cache import Cache
 from kvcairn.errors import KVCairnError, LayoutError
 from kvcairn.layout import SpaceDescriptor
-from kvcairn.space import seconds
+from kvcairn.units import seconds
 
 logger = logging.getLogger(__name__)
 
