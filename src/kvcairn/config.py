@@ -263,13 +263,12 @@ class ConfigReader:
     def _tier(self, table: object, path: str) -> TierOptions:
         if not isinstance(table, Mapping):
             self._fail(path, "expected a table", table)
-        known = kinds.tier_names()
         if "type" not in table:
-            self._fail(f"{path}.type", "missing", remedy=f"set it to one of: {', '.join(known)}")
+            self._fail(f"{path}.type", "missing", remedy=f"set it to one of: {', '.join(kinds.tier_names())}")
         name = str(table["type"])
         kind = kinds.tier_options(name, f"{path}.type")
         if kind is None:
-            self._fail(f"{path}.type", "no such kind of tier", table["type"], _one_of(name, known))
+            self._fail(f"{path}.type", "no such kind of tier", table["type"], _one_of(name, kinds.tier_names()))
         self._given.add(f"{path}.type")
         return self._struct(table, kind, path)
 

@@ -21,6 +21,15 @@ def loaded() -> set[str]:
     return set(done.stdout.split())
 
 
+def test_settings_of_what_is_built_in_look_for_no_plug_ins() -> None:
+    settings = {"tiers": [{"type": "memory", "capacity": "1 MiB", "eviction": "arc"}]}
+    program = (
+        f"import sys, kvcairn; kvcairn.Cache.open(kvcairn.Config.from_dict({settings})).close(); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert not PACKAGES & set(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     "heavy", [ENGINES, TOOLS, SERVERS, PACKAGES, OURS], ids=["engines", "tools", "servers", "packages", "ours"]
 )
