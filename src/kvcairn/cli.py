@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from kvcairn.config import ConfigReader, Setting, read_toml
+from kvcairn.config import Config, ConfigReader, Setting, read_toml
 from kvcairn.daemon.serve import serve as serve_until_stopped
 from kvcairn.doctor import Check, examine
 from kvcairn.errors import ConfigError, KVCairnError, UnsupportedError
@@ -105,8 +105,7 @@ def root(
 @config_app.command("check")
 def config_check(file: Path, as_json: Json = False) -> None:
     """Check a settings file against this host and print what is in force, and where it came from."""
-    reader = ConfigReader()
-    config = reader.read(read_toml(file))
+    reader, config = _read(file)
     for number, tier in enumerate(config.tiers[1:], start=1):
         registry.check(tier, f"tiers[{number}]")
     for warning in reader.warnings:
@@ -198,7 +197,7 @@ def serve(
         else:
             typer.echo(f"kvcairn: serving at unix:{socket}")
 
-    if not serve_until_stopped(ConfigReader().read(read_toml(config)), socket, ready):
+    if not serve_until_stopped(_read(config)[1], socket, ready):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -234,6 +233,15 @@ def demo(as_json: Json = False, workdir: Workdir = None) -> None:
         Console().print(module.table(rows))
     if not all(row.identical for row in rows):
         raise typer.Exit(Exit.FAILED)
+
+
+def _read(file: Path) -> tuple[ConfigReader, Config]:
+    """Read settings, and say what is to be warned of."""
+    reader = ConfigReader()
+    config = reader.read(read_toml(file))
+    for warning in reader.warnings:
+        typer.echo(f"kvcairn: warning: {warning}", err=True)
+    return reader, config
 
 
 def _bench(function: str, as_json: bool, *arguments: Any) -> None:

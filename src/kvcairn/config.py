@@ -92,8 +92,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         reader = ConfigReader()
         config = reader.read(settings)
-        for warning in reader.warnings:
-            logger.warning("%s", warning)
+        reader.log_warnings()
         return config
 
     @classmethod
@@ -185,6 +184,11 @@ class ConfigReader:
         tier = self._tier(_as_read(table), "tier")
         self._check_tiers({"tier": tier})
         return tier
+
+    def log_warnings(self) -> None:
+        """Say what is to be warned of in the log, for those who read settings in code."""
+        for warning in self.warnings:
+            logger.warning("%s", warning)
 
     def explain(self, config: Config) -> list[Setting]:
         """List every setting of what this reader has read, with the source of its value."""

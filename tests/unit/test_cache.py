@@ -268,3 +268,9 @@ class TestMistakes:
         wrong: Any = 1.5
         with pytest.raises(ValueError, match=r"start must be 0 to 0, the number of keys, got 1\.5"):
             rig.space().lookup([], start=wrong)
+
+    def test_a_setting_without_effect(self, rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        folder = tmp_path / "added"
+        folder.mkdir()
+        rig.cache.add_tier({"type": "disk", "name": "ssd", "path": str(folder), "capacity": "1 MiB", "min_touches": 3})
+        assert "tier.min_touches: has no effect with write_policy = 'through'" in caplog.text

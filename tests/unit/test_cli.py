@@ -160,6 +160,15 @@ def test_config_check_warns_beside_the_table(settings: Path, tmp_path: Path, as_
     assert "warning" not in result.stdout
 
 
+def test_serve_warns_of_the_same(settings: Path, tmp_path: Path) -> None:
+    settings.write_text(GOOD + "min_touches = 3\n")
+    result = run("serve", "--config", str(settings), "--socket", str(tmp_path / "missing" / "socket"))
+    assert result.exit_code == 2
+    warning, refusal = result.stderr.splitlines()
+    assert warning.startswith("kvcairn: warning: tiers[0].min_touches: has no effect")
+    assert refusal.startswith("kvcairn: socket: ")
+
+
 def test_config_check_sees_a_folder_of_something_else(settings: Path, tmp_path: Path) -> None:
     folder = tmp_path / "home"
     folder.mkdir()

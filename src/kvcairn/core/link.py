@@ -122,7 +122,9 @@ class Direct:
     def _change_tiers(self, request: AddTier | DetachTier) -> Value:
         core = self.core
         if isinstance(request, AddTier):
-            options = ConfigReader().read_tier(request.options)
+            reader = ConfigReader()
+            options = reader.read_tier(request.options)
+            reader.log_warnings()
             if any(level.name == options.name for level in core.state.levels):
                 raise ConfigError("tier.name", "there is a tier of that name", options.name)
             add_tier(core, options, "tier")

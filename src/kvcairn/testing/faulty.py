@@ -113,6 +113,10 @@ class FaultyTier(Tier):
         finally:
             _copy_constants(self, self.inner)
 
+    def check(self) -> None:
+        """Check the inner tier, or fail."""
+        self._call("check", lambda: self.inner.check())
+
     def scan(self, segment: int) -> Iterable[Stored]:
         """Scan a segment of the inner tier, or fail."""
         return self._call("scan", lambda: self.inner.scan(segment))

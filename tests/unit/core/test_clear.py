@@ -48,7 +48,9 @@ def test_a_tier_that_cannot_note_it_makes_it_false(make_rig: MakeRig) -> None:
 
 
 def test_a_tier_that_hangs_holds_it_up_no_longer_than_its_deadline(make_rig: MakeRig, tmp_path: Path) -> None:
-    disk = {"type": "disk", "path": str(tmp_path), "capacity": "8 MiB", "deadline": 0.2}
+    folder = tmp_path / "hangs"
+    folder.mkdir()
+    disk = {"type": "disk", "path": str(folder), "capacity": "8 MiB", "deadline": 0.2}
     tiers = [{"type": "memory", "capacity": "4 MiB"}, disk]
     hangs = (Fault(kind=FaultKind.HANG, ops=CLEAR),)
     rig = make_rig(below="disk", threads=True, faults=hangs, settings=(("tiers", tiers),))

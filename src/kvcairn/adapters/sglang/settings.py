@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvcairn.cache import Cache
-from kvcairn.config import Config, ConfigReader, read_toml
+from kvcairn.config import Config, read_toml
 from kvcairn.errors import ConfigError
 from kvcairn.memory.slots import round_up
 from kvcairn.plain import near
@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True):
             least_bytes = max(LEAST_BUFFER_BYTES, LEAST_BUFFER_BLOCKS * round_up(block_bytes))
             buffer_bytes = max(pool_bytes // BUFFER_SHARE, least_bytes)
             tree["tiers"] = [{"type": "memory", "capacity": buffer_bytes}, *tiers]
-        return Cache.open(ConfigReader().read(tree))
+        return Cache.open(Config.from_dict(tree))
 
 
 _OWN = frozenset(AdapterOptions.__struct_fields__)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from kvcairn.cache import Cache
-from kvcairn.config import Config, ConfigReader, read_toml
+from kvcairn.config import Config, read_toml
 from kvcairn.errors import ConfigError
 from kvcairn.plain import near
 from kvcairn.units import parse_duration
@@ -109,4 +109,4 @@ def _cache(file: Any, connect: Any, tree: dict[str, Any], path: str) -> tuple[Co
         raise ConfigError(path, f"one of config, connect and tiers is needed, got {found}", remedy=remedy)
     if connect:
         return None, str(connect)
-    return ConfigReader().read(read_toml(file) if file else tree), None
+    return Config.from_dict(read_toml(file) if file else tree), None
