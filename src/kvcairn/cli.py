@@ -108,8 +108,6 @@ def config_check(file: Path, as_json: Json = False) -> None:
     reader, config = _read(file)
     for number, tier in enumerate(config.tiers[1:], start=1):
         registry.check(tier, f"tiers[{number}]")
-    for warning in reader.warnings:
-        typer.echo(f"kvcairn: warning: {warning}", err=True)
     settings = reader.explain(config)
     if as_json:
         print_lines(settings)

@@ -199,8 +199,8 @@ def _content(folder: Path) -> Check:
         remedy = "one process owns a folder at a time: close that cache, or give this one a folder of its own"
         return Check("folder content", "warn", "a running cache owns it", remedy)
     if foreign and not is_folder_of_ours(folder):
-        remedy = f"a cache refuses it: {making(folder / 'kvcairn')}"
-        return Check("folder content", "fail", f"files of something else: {some}", remedy)
+        remedy = f"give the tier a folder of its own: {making(folder / 'kvcairn')}"
+        return Check("folder content", "warn", f"files of something else: {some}", remedy)
     if foreign:
         remedy = "it counts against the tier's capacity: move it elsewhere"
         return Check("folder content", "warn", f"a disk tier, and other files: {some}", remedy)

@@ -159,18 +159,14 @@ class Folder:
         self._lock: Lock | None = None
 
     def check(self) -> None:
-        """Change nothing.
-
-        Raises:
-            ConfigError: something else lies here, and no disk tier ever did.
-        """
+        """Warn where something else lies here, and no disk tier ever did. Nothing is changed."""
         if self.path.is_dir() and (foreign := foreign_names(self.path)) and not is_folder_of_ours(self.path):
             some = ", ".join(foreign[:3]) + (" ..." if len(foreign) > 3 else "")
             remedy = f"give the tier a folder of its own: {making(self.path / 'kvcairn')}"
-            raise ConfigError(self._setting, f"something else lies in this folder: {some}", str(self.path), remedy)
+            logger.warning("%s: something else lies in this folder: %s; %s", self._setting, some, remedy)
 
     def own(self) -> None:
-        """Take the lock; errors as of `check` and of `Lock`."""
+        """Take the lock; errors as of `Lock`."""
         self.check()
         self._lock = Lock(self._setting, self.path)
 

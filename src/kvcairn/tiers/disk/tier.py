@@ -67,11 +67,7 @@ class DiskTier(Tier):
         self._rows: Rows | None = None
 
     def check(self) -> None:
-        """Refuse a folder in which something else lies.
-
-        Raises:
-            ConfigError: it does, and no disk tier ever used the folder.
-        """
+        """Warn of a folder in which something else lies, and which no disk tier ever used."""
         self._folder.check()
 
     def open(self) -> Iterable[Stored]:

@@ -19,14 +19,19 @@ def config(folder: Path, **disk: object) -> Config:
     return Config.from_dict({"tiers": [{"type": "memory", "capacity": "1 MiB"}, tier]})
 
 
-def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "thesis.pdf").touch()
+def test_a_folder_of_something_else_is_warned_of_and_what_lies_there_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "thesis.pdf").write_text("my life")
     (tmp_path / "photos").mkdir()
-    with pytest.raises(ConfigError, match=r"something else lies in this folder: photos, thesis.pdf") as caught:
-        Cache.open(config(tmp_path))
-    assert caught.value.path == "tiers[1].path"
-    assert f"mkdir -m 700 -p {tmp_path / 'kvcairn'}" in caught.value.remedy
-    assert sorted(os.listdir(tmp_path)) == ["photos", "thesis.pdf"]
+    Cache.open(config(tmp_path)).close()
+    (warning,) = [record.message for record in caplog.records if "something else" in record.message]
+    assert warning.startswith("tiers[1].path: something else lies in this folder: photos, thesis.pdf; ")
+    assert f"mkdir -m 700 -p {tmp_path / 'kvcairn'}" in warning
+    assert (tmp_path / "thesis.pdf").read_text() == "my life"
+    caplog.clear()
+    Cache.open(config(tmp_path)).close()
+    assert "something else" not in caplog.text, "it is ours by now"
 
 
 def test_a_fresh_file_system_is_no_folder_of_something_else(tmp_path: Path) -> None:
