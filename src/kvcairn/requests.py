@@ -39,6 +39,23 @@ class Lookup(Chain, frozen=True):
     """Ask the index."""
 
 
+class LookupAll(Request, frozen=True):
+    """Ask the index for the same chain in several rank spaces: what all of them have."""
+
+    spaces: list[int]
+    keys: list[bytes]
+    start: int = 0
+
+
+class AcquireAll(Request, frozen=True):
+    """Acquire the longest length that all of several rank spaces can restore, in each of them."""
+
+    spaces: list[int]
+    keys: list[bytes]
+    start: int = 0
+    wait_s: float = 0.0
+
+
 class Probe(Chain, frozen=True):
     """Ask the index, and foreign tiers."""
 
@@ -268,6 +285,13 @@ class Leased(msgspec.Struct, frozen=True, tag=True):
     job: int | None = None
 
 
+class LeasedAll(msgspec.Struct, frozen=True, tag=True):
+    """A lease, or a job to wait for, in each of several spaces, and why there are no more blocks."""
+
+    leases: list[Leased]
+    reason: MissReason | None
+
+
 class Reserved(msgspec.Struct, frozen=True, tag=True):
     """A reservation: `keys[j]` is block `blocks[j]` of the call; `in_flight` are blocks that another is writing.
 
@@ -346,27 +370,37 @@ AnyRequest = (
     OpenSpace | Lookup | Probe | Acquire | Prefetch | Reserve | Commit | Abort | Release | Damaged | JobInfo | JobLease
     | JobCancel | JobClose | ReadInto | ReadStatus | ReadCancel | Contains | Readable | Touch | Forget | Hint
     | GetStats | IsIdle | WriteBack | AddTier | DetachTier | Clear | IsCleared | Subscribe | Unsubscribe | Events
-    | Ended | Adopt | ReportPrefill
+    | Ended | Adopt | ReportPrefill | LookupAll | AcquireAll
 )  # fmt: skip
 AnyReply = (
-    SpaceOpened | Leased | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply
+    SpaceOpened | Leased | LeasedAll | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply
     | StatsReply
 )  # fmt: skip
+
+
+class Memory(Protocol):
+    """An arena, as far as handles need it."""
+
+    view: memoryview
+
+    def read(self, offset_bytes: int, nbytes: int, /) -> bytes:
+        """Return a copy of bytes; does not hold the GIL while it copies.
+
+        Raises:
+            ClosedError: the cache is closed.
+        """
+        ...
 
 
 class Link(Protocol):
     """Carries requests to the core and back. Any thread."""
 
-    @property
-    def arena(self) -> memoryview:
-        """The arena as flat writable bytes."""
-        ...
-
-    def read(self, begin: int, nbytes: int) -> bytes:
-        """Return a copy of bytes of the arena; does not hold the GIL while it copies.
+    def memory(self, hold: int = 0) -> Memory:
+        """Return the arena that a lease or reservation, by its number, has its slots in; 0 is the present one.
 
         Raises:
             ClosedError: the cache is closed.
+            LeaseError: it was of another run of the daemon, whose arena nobody here refers to any more.
         """
         ...
 
@@ -423,7 +457,11 @@ class Link(Protocol):
         ...
 
     def fileno(self) -> int:
-        """An eventfd that becomes readable when jobs end."""
+        """A descriptor that becomes readable when jobs end."""
+        ...
+
+    def take_ended(self) -> bool:
+        """Return whether it was readable, and make it not so."""
         ...
 
     def now(self) -> float:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from contextlib import suppress
+from typing import Final
+
+import numpy as np
 
 from kvcairn.errors import ClosedError
+from kvcairn.memory.arena import touch_pages
+
+_STEP_BYTES: Final = 64 << 20
 
 
 class SharedArena:
-    """The arena of another process. A fork of this one has no part in it.
+    """The arena of another process. A fork of this one has no part in it. It goes with the last who refers to it.
 
     `view` is flat writable bytes; what was cut from it stays valid as long as anyone refers to it.
     """
@@ -23,12 +30,24 @@ class SharedArena:
             OSError, ValueError: it cannot be mapped, or is smaller than that.
         """
         self._fd = fd
+        self._close_fd = weakref.finalize(self, os.close, fd)
         self._map = mmap.mmap(fd, nbytes)
         self._map.madvise(mmap.MADV_DONTFORK)  # a child must not write to slots that its parent gave back
         self.view = memoryview(self._map)
         self._guard = threading.Lock()
         self._readers = 0
         self._is_closed = False
+
+    def prefault(self) -> None:
+        """Map all pages, on a thread, so that the first copies do not pay for it. For an arena whose pages are made."""
+        threading.Thread(target=self._touch, name="kvcairn-prefault", daemon=True).start()
+
+    def _touch(self) -> None:
+        memory = np.frombuffer(self.view, dtype=np.uint8)  # keeps the mapping
+        for begin in range(0, memory.size, _STEP_BYTES):
+            if self._is_closed:
+                return
+            touch_pages(memory, begin, min(_STEP_BYTES, memory.size - begin))
 
     def read(self, begin: int, nbytes: int) -> bytes:
         """Return a copy, without the GIL.
@@ -59,6 +78,5 @@ class SharedArena:
             self._map.close()
 
     def _close_file(self) -> None:
-        if self._is_closed and not self._readers and self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._is_closed and not self._readers:
+            self._close_fd()

@@ -10,18 +10,25 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from kvcairn import requests as rq
 from kvcairn.config import PrefetchOptions
 from kvcairn.errors import (
     ClosedError,
     ConfigError,
+    CorruptBlock,
     KVCairnError,
     LayoutError,
     LeaseError,
+    TierError,
+    TierFull,
+    TierTimeout,
+    TierUnavailable,
     UnsupportedError,
 )
 from kvcairn.requests import AnyReply, AnyRequest, Request
 
 PROTOCOL: Final = 1
+SLICE_S: Final = 0.25  # of one wait at the daemon
 MOST_BYTES: Final = 16 << 20  # of one frame
 MOST_HELLO_BYTES: Final = 4096
 _LENGTH: Final = struct.Struct("<I")
@@ -35,12 +42,14 @@ class Hello(Request, frozen=True):
     """The first message on a connection. Its first two elements keep their place in every version.
 
     With `session` and `secret`, as in the `Welcome` of the first one, it is one more connection of that session.
+    `started` is when the process was started, in the kernel's ticks.
     """
 
     protocol: int
     client: str
     session: int = 0
     secret: bytes = b""
+    started: int = 0
 
 
 class Await(Request, frozen=True):
@@ -54,41 +63,57 @@ class Notify(Request, frozen=True):
     """Have those who wait ask again."""
 
 
+class LostCommits(Request, frozen=True):
+    """Count reservations of an earlier run that committed to nothing."""
+
+    commits: int
+
+
 class Goodbye(Request, frozen=True):
     """The client closes its session. What it still holds stays held until its process ends."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a `Hello`. The one to a new session carries two descriptors: the arena, and an eventfd."""
+    """The answer to a `Hello`. The one to a new session carries two descriptors: the arena, and an eventfd.
+
+    Holds and readers of this run have numbers above `first`, those of earlier runs have lower ones.
+    """
 
     session: int
     secret: bytes
     boot_id: bytes
+    first: int
     arena_bytes: int
+    is_prefaulted: bool
     prefetch: PrefetchOptions
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The request raised an error: its kind and message, or the parts of a `ConfigError`."""
+    """The request raised an error: its kind, its message, and what else its class is made from."""
 
     kind: str
     message: str
-    config: tuple[str, str, str, str] | None = None
+    parts: list[str | None] = []
+    key: bytes | None = None
 
     @classmethod
     def of(cls, error: Exception) -> Refused:
         """Describe an error."""
+        parts: list[str | None] = []
         if isinstance(error, ConfigError):
-            value = "" if error.value is None else str(error.value)
-            return cls("ConfigError", str(error), (error.path, error.reason, value, error.remedy))
-        return cls(type(error).__name__, str(error))
+            value = None if error.value is None else str(error.value)
+            parts = [error.path, error.reason, value, error.remedy]
+        if isinstance(error, TierError):
+            return cls(type(error).__name__, str(error), [error.tier, error.op, error.reason], error.key)
+        return cls(type(error).__name__, str(error), parts)
 
     def error(self) -> Exception:
         """Return the error again; what is not known here becomes a `KVCairnError`."""
-        if self.config is not None:
-            path, reason, value, remedy = self.config
-            return ConfigError(path, reason, value or None, remedy)
-        return _ERRORS.get(self.kind, KVCairnError)(self.message)
+        kind = _ERRORS.get(self.kind, KVCairnError)
+        if issubclass(kind, TierError):
+            tier, op, reason = (part or "" for part in self.parts)
+            return kind(tier, op, reason, self.key)
+        return kind(*(self.parts or [self.message]))
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -99,10 +124,26 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     reply: AnyReply | Welcome | Refused
 
 
-Message = AnyRequest | Await | Notify | Goodbye
-_ERRORS: Final[dict[str, type[Exception]]] = {
-    kind.__name__: kind for kind in (ClosedError, LayoutError, LeaseError, UnsupportedError, ValueError, TypeError)
+Message = AnyRequest | Await | Notify | LostCommits | Goodbye
+NAMES: Final[dict[type, str]] = {  # requests that name a hold or a reader: the field
+    rq.Release: "lease",
+    rq.Damaged: "lease",
+    rq.Commit: "reservation",
+    rq.Abort: "reservation",
+    rq.JobInfo: "job",
+    rq.JobLease: "job",
+    rq.JobCancel: "job",
+    rq.JobClose: "job",
+    rq.Events: "reader",
+    rq.Unsubscribe: "reader",
 }
+_ERRORS: Final[dict[str, type[Exception]]] = {
+    kind.__name__: kind
+    for kind in (
+        ClosedError, ConfigError, CorruptBlock, LayoutError, LeaseError, TierError, TierFull, TierTimeout,
+        TierUnavailable, UnsupportedError, ValueError, TypeError,
+    )
+}  # fmt: skip
 
 
 class ProtocolError(Exception):
@@ -122,6 +163,7 @@ class Channel(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._rest = b""
+        self.owed = 0  # answers that nobody waits for and that have not been taken in
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
         """Send a message, with descriptors. Blocks while the peer does not read.
