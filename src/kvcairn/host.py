@@ -64,6 +64,12 @@ class Host:
                 yield base.joinpath(*parts[:depth], name)
 
 
+def started_ticks(pid: int) -> int | None:
+    """Return when a process was started, in the kernel's ticks since boot; None where there is no such process."""
+    lines = _lines(Path("/proc", str(pid), "stat"))
+    return int(lines[0].rpartition(")")[2].split()[19]) if lines else None
+
+
 def folder_bytes(folder: Path) -> int:
     """Return the bytes that the files below a folder take on disk. Files that vanish count as nothing."""
     total = 0

@@ -19,6 +19,7 @@ import msgspec
 from kvcairn import requests as rq
 from kvcairn.core.link import Direct
 from kvcairn.daemon.checks import Refusal
+from kvcairn.daemon.peers import check_user, open_pidfd
 from kvcairn.daemon.session import Session
 from kvcairn.errors import ConfigError, KVCairnError
 from kvcairn.remote.link import SLICE_S
@@ -36,6 +37,7 @@ from kvcairn.remote.protocol import (
     Refused,
     Welcome,
 )
+from kvcairn.transfer.executor import outcome
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,9 @@ class Server:
     """Serves one core at a Unix socket, to processes of the same user.
 
     `close` ends connections and sessions, not the core.
+
+    Attributes:
+        failures: requests that failed for no fault of their client: each is logged, and its connection goes on.
     """
 
     def __init__(self, link: Direct, path: Path) -> None:
@@ -65,6 +70,7 @@ class Server:
         self._guard = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._is_closing = False
+        self.failures = 0
         self._thread = threading.Thread(target=self._watch, name="kvcairn-serve", daemon=True)
 
     def start(self) -> None:
@@ -173,12 +179,21 @@ class Server:
                 self._say_goodbye(session)
                 channel.send(Answer(version, len(state.levels) > 1, rq.Value(None)))
                 return
-            try:
-                reply = self._reply(request, session)
-                version = state.version if isinstance(request, Await) else version
-            except (KVCairnError, ValueError) as error:
-                reply = Refused.of(error)
+            reply = self._handle(request, session)
+            version = state.version if isinstance(request, Await) else version
             channel.send(Answer(version, len(state.levels) > 1, reply))
+
+    def _handle(self, request: Any, session: Session) -> Any:
+        """Return the reply to a request, or the error that it raised."""
+        reply, error = outcome(lambda: self._reply(request, session))
+        if error is None:
+            return reply
+        if isinstance(error, Refusal):
+            raise error
+        if not isinstance(error, KVCairnError | ValueError):
+            self.failures += 1
+            logger.error("%s of client %s failed", type(request).__name__, session.client, exc_info=error)
+        return Refused.of(error)
 
     def _reply(self, request: Any, session: Session) -> Any:
         if isinstance(request, Await):
@@ -215,13 +230,8 @@ class Server:
         return session
 
     def _open(self, sock: socket.socket, hello: Hello) -> Session:
-        pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid not in (os.geteuid(), 0):
-            raise KVCairnError(f"user {uid} may not use the daemon of user {os.geteuid()}")
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError as error:
-            raise KVCairnError(f"cannot watch process {pid} for its end: {error}") from error
+        check_user(sock)
+        pidfd = open_pidfd(sock, hello.started)
         with self._guard:
             number = max(self._sessions, default=0) + 1
             session = Session(number, self._link, hello.client, pidfd)

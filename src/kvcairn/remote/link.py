@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from kvcairn import requests as rq
-from kvcairn.errors import ClosedError, ConfigError, TierError, UnsupportedError
+from kvcairn.errors import ClosedError, ConfigError, KVCairnError, TierError, UnsupportedError
+from kvcairn.host import started_ticks
 from kvcairn.remote.arena import SharedArena
 from kvcairn.remote.missed import missed
 from kvcairn.remote.protocol import (
@@ -222,7 +223,7 @@ class Pool:
         self._idle: list[Channel[Answer]] = []
         self._busy: set[Channel[Answer]] = set()
         self._is_closed = False
-        channel, self.welcome, fds = self._open(Hello(PROTOCOL, self._client))
+        channel, self.welcome, fds = self._open(Hello(PROTOCOL, self._client, started=started_ticks(os.getpid()) or 0))
         if len(fds) != 2:
             raise ConfigError("address", "the daemon did not hand over its arena", address)
         self.eventfd = fds[1]
@@ -270,7 +271,7 @@ class Pool:
                 return channel
         try:
             channel, _, _ = self._open(Hello(PROTOCOL, self._client, self.welcome.session, self.welcome.secret))
-        except (ConfigError, UnsupportedError) as error:
+        except KVCairnError as error:
             raise ConnectionError(str(error)) from error
         with self._guard:
             self._busy.add(channel)
@@ -292,7 +293,7 @@ class Pool:
         if isinstance(answer.reply, Welcome):
             return channel, answer.reply, fds
         sock.close()
-        raise UnsupportedError(answer.reply.message if isinstance(answer.reply, Refused) else "this is no daemon")
+        raise answer.reply.error() if isinstance(answer.reply, Refused) else UnsupportedError("this is no daemon")
 
 
 _open_links: weakref.WeakSet[Remote] = weakref.WeakSet()

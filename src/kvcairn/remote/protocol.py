@@ -14,9 +14,14 @@ from kvcairn.config import PrefetchOptions
 from kvcairn.errors import (
     ClosedError,
     ConfigError,
+    CorruptBlock,
     KVCairnError,
     LayoutError,
     LeaseError,
+    TierError,
+    TierFull,
+    TierTimeout,
+    TierUnavailable,
     UnsupportedError,
 )
 from kvcairn.requests import AnyReply, AnyRequest, Request
@@ -35,12 +40,14 @@ class Hello(Request, frozen=True):
     """The first message on a connection. Its first two elements keep their place in every version.
 
     With `session` and `secret`, as in the `Welcome` of the first one, it is one more connection of that session.
+    `started` is when the process was started, in the kernel's ticks.
     """
 
     protocol: int
     client: str
     session: int = 0
     secret: bytes = b""
+    started: int = 0
 
 
 class Await(Request, frozen=True):
@@ -69,26 +76,31 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The request raised an error: its kind and message, or the parts of a `ConfigError`."""
+    """The request raised an error: its kind, its message, and what else its class is made from."""
 
     kind: str
     message: str
-    config: tuple[str, str, str, str] | None = None
+    parts: list[str | None] = []
+    key: bytes | None = None
 
     @classmethod
     def of(cls, error: Exception) -> Refused:
         """Describe an error."""
+        parts: list[str | None] = []
         if isinstance(error, ConfigError):
-            value = "" if error.value is None else str(error.value)
-            return cls("ConfigError", str(error), (error.path, error.reason, value, error.remedy))
-        return cls(type(error).__name__, str(error))
+            value = None if error.value is None else str(error.value)
+            parts = [error.path, error.reason, value, error.remedy]
+        if isinstance(error, TierError):
+            return cls(type(error).__name__, str(error), [error.tier, error.op, error.reason], error.key)
+        return cls(type(error).__name__, str(error), parts)
 
     def error(self) -> Exception:
         """Return the error again; what is not known here becomes a `KVCairnError`."""
-        if self.config is not None:
-            path, reason, value, remedy = self.config
-            return ConfigError(path, reason, value or None, remedy)
-        return _ERRORS.get(self.kind, KVCairnError)(self.message)
+        kind = _ERRORS.get(self.kind, KVCairnError)
+        if issubclass(kind, TierError):
+            tier, op, reason = (part or "" for part in self.parts)
+            return kind(tier, op, reason, self.key)
+        return kind(*(self.parts or [self.message]))
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
@@ -101,8 +113,12 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 Message = AnyRequest | Await | Notify | Goodbye
 _ERRORS: Final[dict[str, type[Exception]]] = {
-    kind.__name__: kind for kind in (ClosedError, LayoutError, LeaseError, UnsupportedError, ValueError, TypeError)
-}
+    kind.__name__: kind
+    for kind in (
+        ClosedError, ConfigError, CorruptBlock, LayoutError, LeaseError, TierError, TierFull, TierTimeout,
+        TierUnavailable, UnsupportedError, ValueError, TypeError,
+    )
+}  # fmt: skip
 
 
 class ProtocolError(Exception):

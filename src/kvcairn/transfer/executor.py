@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kvcairn.clock import Clock, MonotonicClock, VirtualClock
 from kvcairn.errors import TierError, TierTimeout, TierUnavailable
@@ -19,6 +19,8 @@ from kvcairn.transfer.task import Task, TaskState
 from kvcairn.types import Completion
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _HEARTBEAT_S = 0.5
 _POLL_S = 0.001  # between two looks at events that somebody waits for
@@ -108,6 +110,14 @@ def _outcome(task: Task) -> tuple[Any, TierError | None]:
         wrapped = TierUnavailable(task.tier, task.op, f"{type(error).__name__}: {error}")
         wrapped.__cause__ = error
         return None, wrapped
+
+
+def outcome(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Run work of somebody else's; return what it returned, or what it raised."""
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
 class Watched:

@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import kvcairn as kv
@@ -17,14 +19,19 @@ DESCRIPTOR = kv.SpaceDescriptor(
 )
 
 
-def start(config: Path, socket: Path) -> tuple[subprocess.Popen[str], str]:
+@contextmanager
+def serving(config: Path, socket: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A daemon in a process of its own, and its address; killed at the end where it has not stopped."""
     command = [sys.executable, "-c", "from kvcairn.cli import app; app()", "serve"]
     options = ["--config", str(config), "--socket", str(socket), "--json"]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    ready = json.loads(process.stdout.readline())
-    assert ready["event"] == "ready"
-    return process, ready["address"]
+    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            assert ready["event"] == "ready"
+            yield process, ready["address"]
+        finally:
+            process.kill()
 
 
 def test_what_a_client_stored_is_there_for_the_next_one_and_after_a_clean_stop(tmp_path: Path) -> None:
@@ -34,8 +41,7 @@ def test_what_a_client_stored_is_there_for_the_next_one_and_after_a_clean_stop(t
         '[[tiers]]\nname = "memory"\ntype = "memory"\ncapacity = "4 MiB"\n'
         f'[[tiers]]\nname = "disk"\ntype = "disk"\npath = "{disk}"\ncapacity = "16 MiB"\n'
     )
-    process, address = start(config, socket)
-    with process:
+    with serving(config, socket) as (process, address):
         with kv.Cache.connect(address) as cache:
             space = cache.space(DESCRIPTOR)
             keys = space.keys(range(40))
@@ -46,8 +52,7 @@ def test_what_a_client_stored_is_there_for_the_next_one_and_after_a_clean_stop(t
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONG_S) == 0, "all that was to be written is written"
     assert not socket.exists()
-    process, address = start(config, socket)
-    with process:
+    with serving(config, socket) as (process, address):
         with kv.Cache.connect(address) as cache:
             space = cache.space(DESCRIPTOR)
             assert space.lookup(keys).by_tier == {"disk": 10}

@@ -17,7 +17,17 @@ from kvcairn.config import Config
 from kvcairn.core.link import Direct
 from kvcairn.core.open import open_core
 from kvcairn.daemon.server import Server
-from kvcairn.errors import ConfigError, KVCairnError, LeaseError, UnsupportedError
+from kvcairn.errors import (
+    ConfigError,
+    CorruptBlock,
+    KVCairnError,
+    LeaseError,
+    TierError,
+    TierFull,
+    TierTimeout,
+    TierUnavailable,
+    UnsupportedError,
+)
 from kvcairn.layout import KVLayout, SpaceDescriptor
 from kvcairn.remote.link import Remote
 from kvcairn.remote.protocol import MOST_BYTES, PROTOCOL, Hello
@@ -239,6 +249,38 @@ def test_errors_come_as_what_they_are(daemon: Daemon) -> None:
         with pytest.raises(ConfigError, match="no such tier") as caught:
             cache.drain("nowhere")
         assert caught.value.path == "tier"
+
+
+@pytest.mark.parametrize("kind", [TierError, TierUnavailable, TierTimeout, TierFull, CorruptBlock])
+def test_errors_of_tiers_arrive_with_their_fields(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, kind: type[TierError]
+) -> None:
+    def fail(request: object) -> None:
+        raise kind("disk", "open", "no room", bytes(32))
+
+    with Cache.connect(daemon.address) as cache:
+        monkeypatch.setitem(daemon.core._handlers, rq.IsIdle, fail)
+        with pytest.raises(kind, match="no room") as caught:
+            cache.drain()
+        error = caught.value
+        assert (type(error), error.tier, error.op, error.key) == (kind, "disk", "open", bytes(32))
+        assert daemon.server.failures == 0
+
+
+def test_a_request_that_fails_unexpectedly_is_an_error_and_its_connection_goes_on(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(request: object) -> None:
+        raise IndexError("out of range")
+
+    with Cache.connect(daemon.address) as cache:
+        with monkeypatch.context() as patch:
+            patch.setitem(daemon.core._handlers, rq.IsIdle, fail)
+            with pytest.raises(KVCairnError, match="out of range"):
+                cache.drain()
+        assert daemon.server.failures == 1
+        assert "IsIdle of client" in caplog.text
+        assert cache.drain()
 
 
 def fuzzed(rng: random.Random) -> bytes:
