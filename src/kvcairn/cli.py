@@ -167,6 +167,12 @@ def bench_evict(as_json: Json = False) -> None:
     _bench("run_evict", as_json)
 
 
+@bench_app.command("daemon")
+def bench_daemon(as_json: Json = False) -> None:
+    """Acquire, store and load through a daemon, by one client and by two at once, against plain copies."""
+    _bench("run_daemon", as_json)
+
+
 @bench_app.command("engine")
 def bench_engine(
     engine: Annotated[Literal["vllm", "sglang"], typer.Option(help="Which engine.")],

@@ -29,6 +29,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         low: Lower quartile of the value.
         high: Upper quartile of the value.
         spread: Distance of the reference's quartiles, as a part of its median.
+        p99: The 99th percentile of the value.
         wall: The value by the clock on the wall, where `value` is CPU time.
         attempts: Measurements made until one was not void.
         noisy: The measurement does not count: the reference itself was not steady.
@@ -45,6 +46,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     low: float | None = None
     high: float | None = None
     spread: float | None = None
+    p99: float | None = None
     wall: float | None = None
     attempts: int = 1
     noisy: bool = False

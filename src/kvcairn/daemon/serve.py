@@ -17,7 +17,7 @@ from kvcairn.requests import IsIdle, WriteBack
 
 logger = logging.getLogger(__name__)
 
-_STOPS: Final = {signal.SIGTERM, signal.SIGINT}
+STOPS: Final = {signal.SIGTERM, signal.SIGINT}
 
 
 def serve(config: Config, path: Path, ready: Callable[[], None]) -> bool:
@@ -29,14 +29,14 @@ def serve(config: Config, path: Path, ready: Callable[[], None]) -> bool:
     Raises:
         ConfigError: a tier or the socket cannot be opened; nothing is left open.
     """
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # inherited by every thread made from here on
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # inherited by every thread made from here on
     try:
         link = Direct(open_core(config))
         try:
             server = Server(link, path)
             server.start()
             ready()
-            signal.sigwait(_STOPS)
+            signal.sigwait(STOPS)
             server.close()
             is_idle = _write_back(link, link.now() + CLOSE_DRAIN_S)
             if not is_idle:

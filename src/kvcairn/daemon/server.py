@@ -216,7 +216,12 @@ class Server:
             channel.send(Answer(0, False, Refused.of(error)))
             return None
         welcome = Welcome(
-            session.number, session.secret, self._link.boot_id, state.arena.capacity_bytes, state.config.prefetch
+            session=session.number,
+            secret=session.secret,
+            boot_id=self._link.boot_id,
+            arena_bytes=state.arena.capacity_bytes,
+            is_prefaulted=state.config.memory.prefault,
+            prefetch=state.config.prefetch,
         )
         fds = () if hello.session else (state.arena.fd, session.eventfd)
         channel.send(Answer(state.version, len(state.levels) > 1, welcome), fds)

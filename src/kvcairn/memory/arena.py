@@ -44,13 +44,7 @@ class Arena:
 
     def prefault(self, offset_bytes: int, nbytes: int) -> None:
         """Touch pages without changing them, so that the first store does not pay for it. Blocks, without the GIL."""
-        array = self.array  # keeps the mapping
-        if not array.size:
-            return
-        address = array.ctypes.data + offset_bytes
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        libc.madvise(address, nbytes, _MADV_POPULATE_WRITE)  # a kernel that does not know it touches pages on demand
+        touch_pages(self.array, offset_bytes, nbytes)
 
     def read(self, offset_bytes: int, nbytes: int) -> bytes:
         """Return a copy. Through the file, since making bytes from a view would hold the GIL.
@@ -90,6 +84,16 @@ class Arena:
         if self._is_closed and not self._readers and self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def touch_pages(memory: npt.NDArray[np.uint8], offset_bytes: int, nbytes: int) -> None:
+    """Have pages of a mapping made, and mapped, without changing them. Blocks, without the GIL."""
+    if not memory.size:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    # A kernel that does not know it touches pages on demand.
+    libc.madvise(memory.ctypes.data + offset_bytes, nbytes, _MADV_POPULATE_WRITE)
 
 
 def _memory_file(capacity_bytes: int) -> int:

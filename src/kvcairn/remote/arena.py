@@ -6,8 +6,14 @@ import mmap
 import os
 import threading
 from contextlib import suppress
+from typing import Final
+
+import numpy as np
 
 from kvcairn.errors import ClosedError
+from kvcairn.memory.arena import touch_pages
+
+_STEP_BYTES: Final = 64 << 20
 
 
 class SharedArena:
@@ -29,6 +35,17 @@ class SharedArena:
         self._guard = threading.Lock()
         self._readers = 0
         self._is_closed = False
+
+    def prefault(self) -> None:
+        """Map all pages, on a thread, so that the first copies do not pay for it. For an arena whose pages are made."""
+        threading.Thread(target=self._touch, name="kvcairn-prefault", daemon=True).start()
+
+    def _touch(self) -> None:
+        memory = np.frombuffer(self.view, dtype=np.uint8)  # keeps the mapping
+        for begin in range(0, memory.size, _STEP_BYTES):
+            if self._is_closed:
+                return
+            touch_pages(memory, begin, min(_STEP_BYTES, memory.size - begin))
 
     def read(self, begin: int, nbytes: int) -> bytes:
         """Return a copy, without the GIL.

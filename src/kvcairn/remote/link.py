@@ -228,6 +228,8 @@ class Pool:
             raise ConfigError("address", "the daemon did not hand over its arena", address)
         self.eventfd = fds[1]
         self.arena = SharedArena(fds[0], self.welcome.arena_bytes)
+        if self.welcome.is_prefaulted:
+            self.arena.prefault()
         self._idle.append(channel)
 
     def ask(self, request: object) -> Answer:

@@ -72,6 +72,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     secret: bytes
     boot_id: bytes
     arena_bytes: int
+    is_prefaulted: bool
     prefetch: PrefetchOptions
 
 
