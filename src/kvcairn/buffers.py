@@ -121,9 +121,9 @@ def _holds_tensors(numbers: npt.ArrayLike) -> bool:
     return isinstance(numbers, list | tuple) and any(hasattr(each, "data_ptr") for each in numbers)
 
 
-def addresses_of(slots: Lease | Reservation, groups: int, arena: memoryview) -> list[Addresses]:
+def addresses_of(slots: Lease | Reservation, groups: int) -> list[Addresses]:
     """Return for each group where the part of each block lies; 0 where it has none."""
-    begin = copying.address_of(arena)
+    begin = copying.address_of(slots.arena)
     offsets = [slots.offsets(group) for group in range(groups)]
     return [np.where(each >= 0, each + begin, 0).astype(np.uint64) for each in offsets]
 
@@ -147,7 +147,7 @@ class StoreFrom:
         job.ok[:] = self._put(self._fill)
 
     def _fill(self, slots: Reservation) -> None:
-        bases = addresses_of(slots, len(self._frame.part_bytes), self._frame.link.arena)
+        bases = addresses_of(slots, len(self._frame.part_bytes))
         self._regions.copy_out([self._numbers[key] for key in slots.keys], bases)
         slots.commit()
 
@@ -199,7 +199,7 @@ class LoadInto:
         request = rq.Acquire(self._frame.space, self._chain, start, None, wait_s, counts_rest=False)
         with self._lease(request, wait_s) as lease:
             if lease.count:
-                bases = addresses_of(lease, len(self._frame.part_bytes), self._frame.link.arena)
+                bases = addresses_of(lease, len(self._frame.part_bytes))
                 self._regions.copy_in(start, lease.count, bases)
             return lease.count
 

@@ -174,14 +174,12 @@ class Cache:
         return Job(frame, adopted.job, None)
 
     def fileno(self) -> int:
-        """Return an eventfd that is readable when jobs have ended since the last `poll`."""
+        """Return a descriptor that is readable when jobs have ended since the last `poll`: for select, poll, epoll."""
         return self._link.fileno()
 
     def poll(self) -> list[Job]:
         """Return the prefetch jobs that ended since the last call and are still open. Never waits."""
-        try:
-            os.eventfd_read(self._link.fileno())
-        except BlockingIOError:
+        if not self._link.take_ended():
             return []
         batch: rq.JobBatch = self._link.call(rq.Ended())
         ended = [self._jobs.get(status.job) for status in batch.jobs]

@@ -354,19 +354,29 @@ AnyReply = (
 )  # fmt: skip
 
 
-class Link(Protocol):
-    """Carries requests to the core and back. Any thread."""
+class Memory(Protocol):
+    """An arena, as far as handles need it."""
 
-    @property
-    def arena(self) -> memoryview:
-        """The arena as flat writable bytes."""
-        ...
+    view: memoryview
 
-    def read(self, begin: int, nbytes: int) -> bytes:
-        """Return a copy of bytes of the arena; does not hold the GIL while it copies.
+    def read(self, offset_bytes: int, nbytes: int, /) -> bytes:
+        """Return a copy of bytes; does not hold the GIL while it copies.
 
         Raises:
             ClosedError: the cache is closed.
+        """
+        ...
+
+
+class Link(Protocol):
+    """Carries requests to the core and back. Any thread."""
+
+    def memory(self, hold: int = 0) -> Memory:
+        """Return the arena that a lease or reservation, by its number, has its slots in; 0 is the present one.
+
+        Raises:
+            ClosedError: the cache is closed.
+            LeaseError: it was of another run of the daemon, whose arena nobody here refers to any more.
         """
         ...
 
@@ -423,7 +433,11 @@ class Link(Protocol):
         ...
 
     def fileno(self) -> int:
-        """An eventfd that becomes readable when jobs end."""
+        """A descriptor that becomes readable when jobs end."""
+        ...
+
+    def take_ended(self) -> bool:
+        """Return whether it was readable, and make it not so."""
         ...
 
     def now(self) -> float:

@@ -60,7 +60,7 @@ class Space:
             ClosedError: the cache is closed.
         """
         self._frame.link.check_open()
-        return self._frame.link.arena
+        return self._frame.link.memory().view
 
     def part_bytes(self, group: int = 0) -> int:
         """Bytes of one group of a block.

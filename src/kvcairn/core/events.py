@@ -19,6 +19,10 @@ class Readers:
         self._queues: dict[int, deque[BlockEvent]] = {}
         self._next = 0
 
+    def number_from(self, first: int) -> None:
+        """Give out numbers above `first`, so that those of another run are told from those of this one."""
+        self._next = max(self._next, first)
+
     def add(self) -> int:
         """Return the number of a new reader."""
         self._next += 1

@@ -46,6 +46,10 @@ class Ledger:
         self._open: dict[int, Hold] = {}
         self._next = 0
 
+    def number_from(self, first: int) -> None:
+        """Give out numbers above `first`, so that those of another run are told from those of this one."""
+        self._next = max(self._next, first)
+
     def add(self, hold: Hold) -> Hold:
         """Register a hold; nothing is pinned by that."""
         self._next += 1

@@ -14,6 +14,7 @@ from kvcairn.config import ConfigReader
 from kvcairn.core.core import Core
 from kvcairn.core.open import add_tier, close_core
 from kvcairn.errors import ClosedError, ConfigError, TierError
+from kvcairn.memory.arena import Arena
 from kvcairn.requests import AddTier, AnyReply, AnyRequest, DetachTier, Events, ReadCancel, ReadStatus, Value
 from kvcairn.transfer.task import Task
 from kvcairn.types import Completion
@@ -33,16 +34,10 @@ class Direct:
         self._closing = threading.Lock()
         _open_links.add(self)
 
-    @property
-    def arena(self) -> memoryview:
-        """The arena as flat writable bytes."""
+    def memory(self, hold: int = 0) -> Arena:
+        """Return the arena; there is only one."""
         self.check_open()
-        return self.core.state.arena.view
-
-    def read(self, begin: int, nbytes: int) -> bytes:
-        """Return a copy of bytes of the arena."""
-        self.check_open()
-        return self.core.state.arena.read(begin, nbytes)
+        return self.core.state.arena
 
     def call(self, request: Any) -> Any:
         """Handle one request."""
@@ -97,6 +92,14 @@ class Direct:
         """Return the eventfd."""
         self.check_open()
         return self.core.state.eventfd
+
+    def take_ended(self) -> bool:
+        """Return whether jobs have ended since the last call."""
+        try:
+            os.eventfd_read(self.fileno())
+        except BlockingIOError:
+            return False
+        return True
 
     def now(self) -> float:
         """Return the core's time."""

@@ -60,6 +60,10 @@ class Spaces:
         self._tree = tree
         self._infos: list[SpaceInfo] = []
 
+    def __len__(self) -> int:
+        """Number of spaces."""
+        return len(self._infos)
+
     def __getitem__(self, number: int) -> SpaceInfo:
         """Return a space by number."""
         return self._infos[number]

@@ -62,6 +62,12 @@ class State:
         """The time in seconds."""
         return self.executor.clock.now()
 
+    def number_from(self, first: int) -> None:
+        """Have holds, readers and versions numbered above `first`, so that they are told from those of another run."""
+        self.version = max(self.version, first)
+        self.ledger.number_from(first)
+        self.readers.number_from(first)
+
     def notify(self) -> None:
         """Tell those who wait that something changed; the lock is held."""
         self.version += 1

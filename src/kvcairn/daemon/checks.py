@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from kvcairn import requests as rq
 from kvcairn.checksum import CHECKSUM_BYTES
@@ -30,11 +30,9 @@ def check(request: Any, core: Core) -> None:
     """
     if isinstance(request, _LOCAL):
         raise UnsupportedError("a daemon cannot read into memory of another process")
-    for name in request.__struct_fields__:
+    for name in _NUMBERS[type(request)]:
         value = getattr(request, name)
-        if isinstance(value, float) and not (math.isfinite(value) or value == math.inf):
-            raise Refusal(f"{name} is no number of seconds")
-        if isinstance(value, int) and not -MOST_NUMBER < value < MOST_NUMBER:
+        if value is not None and not (-MOST_NUMBER < value < MOST_NUMBER or value == math.inf):  # NaN is neither
             raise Refusal(f"{name} is out of range")
     if isinstance(request, rq.Chain):
         _check_chain(request, core)
@@ -45,8 +43,8 @@ def check(request: Any, core: Core) -> None:
 def _check_space(number: int | None, core: Core, must_be_open: bool = True) -> None:
     if number is None:
         return
-    infos = list(core.state.spaces)
-    if not 0 <= number < len(infos) or (must_be_open and infos[number].descriptor is None):
+    spaces = core.state.spaces
+    if not 0 <= number < len(spaces) or (must_be_open and spaces[number].descriptor is None):
         raise Refusal("there is no such space")
 
 
@@ -96,6 +94,10 @@ def _check_write_back(request: rq.WriteBack, core: Core) -> None:
         raise Refusal("begin is negative")
 
 
+_NUMBERS: Final[dict[type, list[str]]] = {  # the fields that are numbers, or may be
+    kind: [name for name, hint in get_type_hints(kind).items() if {int, float} & {hint, *get_args(hint)}]
+    for kind in get_args(rq.AnyRequest)
+}
 _FURTHER: Final[dict[type, Callable[[Any, Core], None]]] = {
     rq.Reserve: _check_reserve,
     rq.Commit: _check_commit,

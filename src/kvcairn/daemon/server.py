@@ -9,8 +9,10 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,15 +24,16 @@ from kvcairn.daemon.checks import Refusal
 from kvcairn.daemon.peers import check_user, open_pidfd
 from kvcairn.daemon.session import Session
 from kvcairn.errors import ConfigError, KVCairnError
-from kvcairn.remote.link import SLICE_S
 from kvcairn.remote.protocol import (
     MOST_HELLO_BYTES,
     PROTOCOL,
+    SLICE_S,
     Answer,
     Await,
     Channel,
     Goodbye,
     Hello,
+    LostCommits,
     Message,
     Notify,
     ProtocolError,
@@ -48,13 +51,28 @@ _TICK_S: Final = 0.25
 _BROKEN: Final = (OSError, EOFError, ProtocolError)
 
 
+@dataclass(slots=True)
+class Counts:
+    """What happened since the start.
+
+    Attributes:
+        failures: requests that failed for no fault of their client: each is logged, and its connection goes on.
+        refusals: connections that were ended for what they sent.
+        lost_commits: reservations of earlier runs that their clients committed to nothing.
+    """
+
+    failures: int = 0
+    refusals: int = 0
+    lost_commits: int = 0
+
+
 class Server:
     """Serves one core at a Unix socket, to processes of the same user.
 
     `close` ends connections and sessions, not the core.
 
     Attributes:
-        failures: requests that failed for no fault of their client: each is logged, and its connection goes on.
+        counts: what happened since the start.
     """
 
     def __init__(self, link: Direct, path: Path) -> None:
@@ -63,14 +81,16 @@ class Server:
         Raises:
             ConfigError: another daemon serves there, or the socket cannot be made.
         """
-        self._link, self._path = link, path
+        self._link = link
         self._listener = _listen(path)
         self._sessions: dict[int, Session] = {}
         self._channels: dict[Channel[Any], threading.Thread] = {}
         self._guard = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._is_closing = False
-        self.failures = 0
+        self.counts = Counts()
+        self._first = int(time.time() * 1e3) << 20
+        link.core.state.number_from(self._first)
         self._thread = threading.Thread(target=self._watch, name="kvcairn-serve", daemon=True)
 
     def start(self) -> None:
@@ -95,9 +115,10 @@ class Server:
             self._is_closing = True
         self._thread.join()
         self._selector.close()
+        path = Path(self._listener.getsockname())
         self._listener.close()
         with suppress(FileNotFoundError):
-            self._path.unlink()
+            path.unlink()
         with self._guard:
             open_channels = dict(self._channels)
         for channel in open_channels:
@@ -164,6 +185,7 @@ class Server:
         except _BROKEN as error:
             logger.debug("a connection ended: %s", error)
         except Refusal as error:
+            self.counts.refusals += 1
             logger.warning("a connection was ended for what it sent: %s", error)
         finally:
             channel.close()
@@ -191,7 +213,7 @@ class Server:
         if isinstance(error, Refusal):
             raise error
         if not isinstance(error, KVCairnError | ValueError):
-            self.failures += 1
+            self.counts.failures += 1
             logger.error("%s of client %s failed", type(request).__name__, session.client, exc_info=error)
         return Refused.of(error)
 
@@ -203,6 +225,9 @@ class Server:
             return rq.Value(None)
         if isinstance(request, Notify):
             self._link.notify()
+            return rq.Value(None)
+        if isinstance(request, LostCommits):
+            self.counts.lost_commits += max(0, request.commits)
             return rq.Value(None)
         return session.call(request)
 
@@ -219,6 +244,7 @@ class Server:
             session=session.number,
             secret=session.secret,
             boot_id=self._link.boot_id,
+            first=self._first,
             arena_bytes=state.arena.capacity_bytes,
             is_prefaulted=state.config.memory.prefault,
             prefetch=state.config.prefetch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
 from typing import Any, Final
 
@@ -12,25 +12,15 @@ from kvcairn import requests as rq
 from kvcairn.core.link import Direct
 from kvcairn.daemon.checks import check
 from kvcairn.errors import ClosedError, KVCairnError, LeaseError
+from kvcairn.remote.protocol import NAMES
 from kvcairn.types import JobState
 
 Held = tuple[str, int]  # kind, number
 
-_NAMED: Final[dict[type, tuple[str, str]]] = {  # request: kind of what it names, and the field
-    rq.Release: ("lease", "lease"),
-    rq.Damaged: ("lease", "lease"),
-    rq.Commit: ("reservation", "reservation"),
-    rq.Abort: ("reservation", "reservation"),
-    rq.JobInfo: ("job", "job"),
-    rq.JobLease: ("job", "job"),
-    rq.JobCancel: ("job", "job"),
-    rq.JobClose: ("job", "job"),
-    rq.Events: ("reader", "reader"),
-    rq.Unsubscribe: ("reader", "reader"),
-}
-_ENDING: Final = (rq.Release, rq.Damaged, rq.Commit, rq.Abort, rq.JobLease, rq.JobClose, rq.Unsubscribe)
+_ENDING: Final = frozenset({rq.Release, rq.Damaged, rq.Commit, rq.Abort, rq.JobLease, rq.JobClose, rq.Unsubscribe})
 _MUST_BE_OPEN: Final = (rq.Damaged, rq.Commit, rq.JobLease)
-_TIER_CHANGES: Final = (rq.AddTier, rq.DetachTier)
+_OPENING: Final = frozenset({rq.Acquire, rq.Reserve, rq.Prefetch, rq.JobLease, rq.Subscribe, rq.Adopt})
+_TIER_CHANGES: Final = frozenset({rq.AddTier, rq.DetachTier})
 
 
 class Session:
@@ -46,7 +36,7 @@ class Session:
         self.secret = os.urandom(16)
         self.eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._link = link
-        self._held: Counter[Held] = Counter()
+        self._held: dict[Held, int] = {}
         self._ended: deque[rq.JobStatus] = deque(maxlen=1 << 16)
         self._guard = threading.Lock()
         self._is_open = True
@@ -59,22 +49,24 @@ class Session:
             Refusal: no client of ours sends that; the connection has to end.
         """
         check(request, self._link.core)
-        if isinstance(request, _TIER_CHANGES):  # waits for storage, and opens nothing that is owned
+        kind = type(request)
+        if kind in _TIER_CHANGES:  # waits for storage, and opens nothing that is owned
             return self._link.call(request)
         with self._guard:
             if not self._is_open:
                 raise ClosedError("the session has ended")
-            if isinstance(request, rq.Ended):
+            if kind is rq.Ended:
                 ended, self._ended = list(self._ended), deque(maxlen=self._ended.maxlen)
                 return rq.JobBatch(ended)
-            named = self._named(request)
+            field = NAMES.get(kind)
+            named = None if field is None else (field, getattr(request, field))
             if named is not None and named not in self._held:
                 return _unknown(request, named)
             reply = self._link.call(request)
-            if named is not None and isinstance(request, _ENDING):
+            if named is not None and kind in _ENDING:
                 self._drop(named)
-            if (opened := _opened(request, reply)) is not None:
-                self._held[opened] += 1
+            if kind in _OPENING and (opened := _opened(request, reply)) is not None:
+                self._held[opened] = self._held.get(opened, 0) + 1
             return reply
 
     def job_ended(self, status: rq.JobStatus) -> bool:
@@ -102,7 +94,7 @@ class Session:
         with self._guard:
             if not self._is_open:
                 return 0
-            held = list(self._held.elements())
+            held = [held for held, count in self._held.items() for _ in range(count)]
             for kind, number in held:
                 self._end(kind, number)
             self._close()
@@ -113,10 +105,6 @@ class Session:
         with self._guard:
             if self._is_open:
                 self._close()
-
-    def _named(self, request: Any) -> Held | None:
-        named = _NAMED.get(type(request))
-        return None if named is None else (named[0], getattr(request, named[1]))
 
     def _drop(self, held: Held) -> None:
         self._held[held] -= 1

@@ -54,6 +54,7 @@ class _Slots:
 
     def __init__(self, frame: Frame, offsets: list[list[int]], kind: str, number: int) -> None:
         self._frame, self._offsets, self._kind, self._number = frame, offsets, kind, number
+        self._memory = frame.link.memory(number)
         self._views: list[memoryview] = []
         self._guard = threading.Lock()
         self._is_open = True
@@ -67,7 +68,7 @@ class _Slots:
             IndexError: there is no such block.
         """
         begin = self._begin(block, group)
-        view = self._cut(self._frame.link.arena[begin : begin + self._frame.part_bytes[group]])
+        view = self._cut(self.arena[begin : begin + self._frame.part_bytes[group]])
         with self._guard:
             self._views.append(view)
         return view
@@ -82,10 +83,21 @@ class _Slots:
         Raises:
             LeaseError, LayoutError, IndexError: as `part`.
         """
-        return self._frame.link.read(self._begin(block, group), self._frame.part_bytes[group])
+        self._frame.link.check_open()
+        return self._memory.read(self._begin(block, group), self._frame.part_bytes[group])
+
+    @property
+    def arena(self) -> memoryview:
+        """The memory that `offsets` count in, as flat bytes: `space.arena`, until a daemon restarts.
+
+        Raises:
+            ClosedError: the cache is closed.
+        """
+        self._frame.link.check_open()
+        return self._memory.view
 
     def offsets(self, group: int = 0) -> Offsets:
-        """Return where each block of a group begins in `space.arena`, in bytes; -1 where it has no copy here."""
+        """Return where each block of a group begins in `arena`, in bytes; -1 where it has no copy here."""
         return np.array(self._of(group), dtype=np.int64)
 
     def ticket(self) -> bytes:
@@ -294,7 +306,7 @@ class Reservation(_Slots):
 
     def _copy_in(self, blocks: Sequence[memoryview]) -> list[list[bytes]] | None:
         """Copy blocks to their slots; return their checksums, None where there is none to verify."""
-        arena = copying.address_of(self._frame.link.arena)
+        arena = copying.address_of(self.arena)
         plain: list[tuple[int, int, int]] = []
         hashed: list[tuple[int, int, int]] = []
         places: list[tuple[int, int]] = []
@@ -316,7 +328,7 @@ class Reservation(_Slots):
         return sums
 
     def _checksums(self, group: int, wanted: list[bool]) -> list[bytes]:
-        arena, nbytes = self._frame.link.arena, self._frame.part_bytes[group]
+        arena, nbytes = self.arena, self._frame.part_bytes[group]
         return [
             checksum(arena[begin : begin + nbytes]) if want and begin >= 0 else b""
             for begin, want in zip(self._offsets[group], wanted, strict=True)
@@ -325,11 +337,14 @@ class Reservation(_Slots):
 
 def first_damaged(frame: Frame, leased: Leased) -> int | None:
     """Return the first block of a lease whose bytes do not match the checksum made at its commit."""
+    if not leased.checksums:
+        return None
+    arena = frame.link.memory(leased.lease).view
     damaged = [
         block
-        for group, sums in enumerate(leased.checksums or [])
+        for group, sums in enumerate(leased.checksums)
         for block, (begin, expected) in enumerate(zip(leased.offsets[group], sums, strict=True))
-        if expected and begin >= 0 and checksum(frame.link.arena[begin : begin + frame.part_bytes[group]]) != expected
+        if expected and begin >= 0 and checksum(arena[begin : begin + frame.part_bytes[group]]) != expected
     ]
     return min(damaged, default=None)
 

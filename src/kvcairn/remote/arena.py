@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import weakref
 from contextlib import suppress
 from typing import Final
 
@@ -17,7 +18,7 @@ _STEP_BYTES: Final = 64 << 20
 
 
 class SharedArena:
-    """The arena of another process. A fork of this one has no part in it.
+    """The arena of another process. A fork of this one has no part in it. It goes with the last who refers to it.
 
     `view` is flat writable bytes; what was cut from it stays valid as long as anyone refers to it.
     """
@@ -29,6 +30,7 @@ class SharedArena:
             OSError, ValueError: it cannot be mapped, or is smaller than that.
         """
         self._fd = fd
+        self._close_fd = weakref.finalize(self, os.close, fd)
         self._map = mmap.mmap(fd, nbytes)
         self._map.madvise(mmap.MADV_DONTFORK)  # a child must not write to slots that its parent gave back
         self.view = memoryview(self._map)
@@ -76,6 +78,5 @@ class SharedArena:
             self._map.close()
 
     def _close_file(self) -> None:
-        if self._is_closed and not self._readers and self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._is_closed and not self._readers:
+            self._close_fd()

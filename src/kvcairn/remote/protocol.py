@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from kvcairn import requests as rq
 from kvcairn.config import PrefetchOptions
 from kvcairn.errors import (
     ClosedError,
@@ -27,6 +28,7 @@ from kvcairn.errors import (
 from kvcairn.requests import AnyReply, AnyRequest, Request
 
 PROTOCOL: Final = 1
+SLICE_S: Final = 0.25  # of one wait at the daemon
 MOST_BYTES: Final = 16 << 20  # of one frame
 MOST_HELLO_BYTES: Final = 4096
 _LENGTH: Final = struct.Struct("<I")
@@ -61,16 +63,26 @@ class Notify(Request, frozen=True):
     """Have those who wait ask again."""
 
 
+class LostCommits(Request, frozen=True):
+    """Count reservations of an earlier run that committed to nothing."""
+
+    commits: int
+
+
 class Goodbye(Request, frozen=True):
     """The client closes its session. What it still holds stays held until its process ends."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a `Hello`. The one to a new session carries two descriptors: the arena, and an eventfd."""
+    """The answer to a `Hello`. The one to a new session carries two descriptors: the arena, and an eventfd.
+
+    Holds and readers of this run have numbers above `first`, those of earlier runs have lower ones.
+    """
 
     session: int
     secret: bytes
     boot_id: bytes
+    first: int
     arena_bytes: int
     is_prefaulted: bool
     prefetch: PrefetchOptions
@@ -112,7 +124,19 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     reply: AnyReply | Welcome | Refused
 
 
-Message = AnyRequest | Await | Notify | Goodbye
+Message = AnyRequest | Await | Notify | LostCommits | Goodbye
+NAMES: Final[dict[type, str]] = {  # requests that name a hold or a reader: the field
+    rq.Release: "lease",
+    rq.Damaged: "lease",
+    rq.Commit: "reservation",
+    rq.Abort: "reservation",
+    rq.JobInfo: "job",
+    rq.JobLease: "job",
+    rq.JobCancel: "job",
+    rq.JobClose: "job",
+    rq.Events: "reader",
+    rq.Unsubscribe: "reader",
+}
 _ERRORS: Final[dict[str, type[Exception]]] = {
     kind.__name__: kind
     for kind in (
@@ -139,6 +163,7 @@ class Channel(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._rest = b""
+        self.owed = 0  # answers that nobody waits for and that have not been taken in
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
         """Send a message, with descriptors. Blocks while the peer does not read.

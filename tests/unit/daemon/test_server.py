@@ -264,7 +264,7 @@ def test_errors_of_tiers_arrive_with_their_fields(
             cache.drain()
         error = caught.value
         assert (type(error), error.tier, error.op, error.key) == (kind, "disk", "open", bytes(32))
-        assert daemon.server.failures == 0
+        assert daemon.server.counts.failures == 0
 
 
 def test_a_request_that_fails_unexpectedly_is_an_error_and_its_connection_goes_on(
@@ -278,7 +278,7 @@ def test_a_request_that_fails_unexpectedly_is_an_error_and_its_connection_goes_o
             patch.setitem(daemon.core._handlers, rq.IsIdle, fail)
             with pytest.raises(KVCairnError, match="out of range"):
                 cache.drain()
-        assert daemon.server.failures == 1
+        assert daemon.server.counts.failures == 1
         assert "IsIdle of client" in caplog.text
         assert cache.drain()
 

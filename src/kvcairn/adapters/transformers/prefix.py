@@ -77,7 +77,7 @@ class Prefixes:
                     if not blocks:
                         break
                     offsets = [int(o) for o in reservation.offsets()]
-                    self._mover.store(self._space.arena, list(runs(blocks, offsets)), layers, number, row.padding)
+                    self._mover.store(reservation.arena, list(runs(blocks, offsets)), layers, number, row.padding)
                     reservation.commit()
                 stored += len(blocks)
                 start = blocks[-1] + 1
@@ -111,7 +111,7 @@ class Prefixes:
                     count, reason = lease.count, lease.reason
                     offsets = [int(o) for o in lease.offsets()[:count]]
                     blocks = range(done, done + count)
-                    self._mover.load(self._space.arena, list(runs(blocks, offsets)), layers, number, column)
+                    self._mover.load(lease.arena, list(runs(blocks, offsets)), layers, number, column)
                 done += count
                 if not count or reason is not MissReason.NO_ROOM:
                     break

@@ -153,7 +153,7 @@ class MeasuredEngine:
         pages = np.random.default_rng(0).permutation(memory.page_count - 1)[: COPY_BLOCKS * memory.pages_per_block] + 1
         table = pages.astype(np.int64).reshape(COPY_BLOCKS, -1)
         with space.reserve(keys) as slots:
-            where = space.arena, slots.offsets(), table
+            where = slots.arena, slots.offsets(), table
             ways: dict[str, Callable[[], None]] = {
                 "store": lambda: memory.store(*where),
                 "load": lambda: memory.load(*where),

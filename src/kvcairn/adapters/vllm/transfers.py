@@ -118,7 +118,7 @@ class Transfers:
             for group, (memory, table) in enumerate(zip(self.memories, tables, strict=True)):
                 offsets = slots.offsets(group)
                 here = np.flatnonzero(offsets >= 0)
-                memory.store(self.space.arena, offsets[here], table[blocks[here]], mark)
+                memory.store(slots.arena, offsets[here], table[blocks[here]], mark)
             if blocks.size or slots.reason is None:  # where all is there already, this counts as a sight of it
                 slots.commit()
             if slots.reason is not None:
@@ -151,7 +151,7 @@ class Transfers:
         for group, (memory, table) in enumerate(zip(self.memories, tables, strict=True)):
             offsets = lease.offsets(group)[: len(table) - done]  # more may have come than was asked for
             here = np.flatnonzero(offsets >= 0)
-            memory.load(self.space.arena, offsets[here], table[done + here], mark)
+            memory.load(lease.arena, offsets[here], table[done + here], mark)
             table[done + here] = NO_PAGE  # what is left over has not come
 
     def _result(self, load: Load, tables: list[Numbers], done: int) -> Loaded:
