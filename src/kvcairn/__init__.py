@@ -1,6 +1,6 @@
 """A tiered KV cache for LLM serving: one prefix index over any tiers, shared by any engine on the host."""
 
-from kvcairn.cache import Cache, EventStream, acquire_all, lookup_all
+from kvcairn.cache import Cache, EventStream
 from kvcairn.config import Config
 from kvcairn.errors import (
     ClosedError,
@@ -17,6 +17,7 @@ from kvcairn.errors import (
 )
 from kvcairn.layout import KVLayout, LayerGroup, SpaceDescriptor
 from kvcairn.memory.lease import Lease, Reservation
+from kvcairn.ranks import acquire_all, lookup_all
 from kvcairn.space import Space
 from kvcairn.transfer.job import CopyJob, Job
 from kvcairn.types import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
@@ -20,7 +20,7 @@ from kvcairn.memory.lease import Lease, Reservation
 from kvcairn.remote.link import Remote
 from kvcairn.space import Space
 from kvcairn.transfer.job import Job
-from kvcairn.types import BlockEvent, Hit, MissReason, Stats
+from kvcairn.types import BlockEvent, Stats
 from kvcairn.units import seconds
 
 logger = logging.getLogger(__name__)
@@ -307,53 +307,3 @@ class EventStream:
 
 
 os.register_at_fork(after_in_child=Cache.forget_all)
-
-
-def lookup_all(spaces: Sequence[Space], keys: Sequence[bytes], start: int = 0) -> Hit:
-    """Return what can be restored in every one of several rank spaces: the boundaries that they have in common.
-
-    Raises:
-        ValueError: there is no space.
-    """
-    if not spaces:
-        raise ValueError("lookup_all needs at least one space")
-    hits = [space.lookup(keys, start) for space in spaces]
-    common = sorted(set(hits[0].boundaries).intersection(*(hit.boundaries for hit in hits[1:])))
-    length = common[-1] if common else 0
-    shortest = min(hits, key=lambda hit: hit.blocks)
-    by_tier = dict(shortest.by_tier) if shortest.blocks == length else {}
-    return Hit(
-        blocks=length,
-        block_tokens=hits[0].block_tokens,
-        by_tier=by_tier,
-        pending=max(hit.pending for hit in hits),
-        reason=None if length == len(keys) - start else shortest.reason,
-        sparse=tuple(common),
-    )
-
-
-def acquire_all(spaces: Sequence[Space], keys: Sequence[bytes], start: int = 0, deadline_s: float = 1.0) -> list[Lease]:
-    """Pin the same number of blocks in every one of several rank spaces, all or none.
-
-    The count is the longest boundary that all of them can restore by the deadline.
-
-    Raises:
-        ValueError: there is no space.
-    """
-    if not spaces:
-        raise ValueError("acquire_all needs at least one space")
-    link = spaces[0].frame.link
-    until_s = link.now() + deadline_s
-    hit = lookup_all(spaces, keys, start)
-    count = hit.blocks
-    while True:
-        wanted = list(keys)[: start + count]
-        leases = [space.acquire(wanted, start, max(0.0, until_s - link.now())) for space in spaces]
-        common = min(lease.count for lease in leases)
-        if all(lease.count == common for lease in leases):
-            for lease in leases if common < len(keys) - start else []:
-                lease.reason = lease.reason or hit.reason or MissReason.UNKNOWN
-            return leases
-        for lease in leases:
-            lease.release()
-        count = common

@@ -39,6 +39,23 @@ class Lookup(Chain, frozen=True):
     """Ask the index."""
 
 
+class LookupAll(Request, frozen=True):
+    """Ask the index for the same chain in several rank spaces: what all of them have."""
+
+    spaces: list[int]
+    keys: list[bytes]
+    start: int = 0
+
+
+class AcquireAll(Request, frozen=True):
+    """Acquire the longest length that all of several rank spaces can restore, in each of them."""
+
+    spaces: list[int]
+    keys: list[bytes]
+    start: int = 0
+    wait_s: float = 0.0
+
+
 class Probe(Chain, frozen=True):
     """Ask the index, and foreign tiers."""
 
@@ -268,6 +285,13 @@ class Leased(msgspec.Struct, frozen=True, tag=True):
     job: int | None = None
 
 
+class LeasedAll(msgspec.Struct, frozen=True, tag=True):
+    """A lease, or a job to wait for, in each of several spaces, and why there are no more blocks."""
+
+    leases: list[Leased]
+    reason: MissReason | None
+
+
 class Reserved(msgspec.Struct, frozen=True, tag=True):
     """A reservation: `keys[j]` is block `blocks[j]` of the call; `in_flight` are blocks that another is writing.
 
@@ -346,10 +370,10 @@ AnyRequest = (
     OpenSpace | Lookup | Probe | Acquire | Prefetch | Reserve | Commit | Abort | Release | Damaged | JobInfo | JobLease
     | JobCancel | JobClose | ReadInto | ReadStatus | ReadCancel | Contains | Readable | Touch | Forget | Hint
     | GetStats | IsIdle | WriteBack | AddTier | DetachTier | Clear | IsCleared | Subscribe | Unsubscribe | Events
-    | Ended | Adopt | ReportPrefill
+    | Ended | Adopt | ReportPrefill | LookupAll | AcquireAll
 )  # fmt: skip
 AnyReply = (
-    SpaceOpened | Leased | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply
+    SpaceOpened | Leased | LeasedAll | Reserved | JobStatus | Adopted | Value | Flags | EventBatch | JobBatch | HitReply
     | StatsReply
 )  # fmt: skip
 

@@ -93,12 +93,12 @@ class Space:
 
         No I/O, changes nothing, counts nothing.
         """
-        reply: rq.HitReply = self._frame.link.call(rq.Lookup(self._frame.space, *_chain(keys, start, parent)))
+        reply: rq.HitReply = self._frame.link.call(rq.Lookup(self._frame.space, *checked_chain(keys, start, parent)))
         return reply.hit
 
     def probe(self, keys: Sequence[bytes], start: int = 0, deadline_s: float = 0.1, parent: Parent = None) -> Hit:
         """Return the same as `lookup`, after asking foreign tiers once. Managed tiers are never asked."""
-        request = rq.Probe(self._frame.space, *_chain(keys, start, parent), seconds(deadline_s))
+        request = rq.Probe(self._frame.space, *checked_chain(keys, start, parent), seconds(deadline_s))
         reply: rq.HitReply = self._frame.link.call(request)
         return reply.hit
 
@@ -126,7 +126,9 @@ class Space:
         """
         wait_s = self._prefetch.wait_s(policy, max(0, len(keys) - start) * self.descriptor.block_tokens)
         limit_s = None if deadline_s is None else seconds(deadline_s)
-        request = rq.Prefetch(self._frame.space, *_chain(keys, start, parent), int(priority), limit_s, wait_s != 0)
+        request = rq.Prefetch(
+            self._frame.space, *checked_chain(keys, start, parent), int(priority), limit_s, wait_s != 0
+        )
         job = Job(self._frame, self._frame.link.call(request), wait_s)
         self._frame.jobs[job.number] = job
         return job
@@ -138,7 +140,7 @@ class Space:
         (`lease.reason`). Release it, or use it in `with`.
         """
         wait_s = seconds(deadline_s)
-        return self._lease(rq.Acquire(self._frame.space, *_chain(keys, start, parent), wait_s), wait_s)
+        return self._lease(rq.Acquire(self._frame.space, *checked_chain(keys, start, parent), wait_s), wait_s)
 
     def reserve(
         self,
@@ -157,7 +159,7 @@ class Space:
             parts: for each key behind `start` the groups to store; all by default.
             parent: key before the first one.
         """
-        chain, start, above = _chain(keys, start, parent)
+        chain, start, above = checked_chain(keys, start, parent)
         chain = unique(chain)
         wanted = None if parts is None else _parts(parts, len(self._frame.part_bytes), len(chain) - start)
         request = rq.Reserve(self._frame.space, chain, start, above, wanted)
@@ -291,33 +293,40 @@ class Space:
         link = self._frame.link
         until_s = link.now() + wait_s
         while True:
-            leased: rq.Leased = link.call(request)
-            if leased.job is not None:
-                leased = self._await(leased.job, until_s)
-            damaged = first_damaged(self._frame, leased)
-            if damaged is None:
-                return Lease(self._frame, leased)
-            link.call(rq.Damaged(leased.lease, damaged))
-
-    def _await(self, job: int, until_s: float) -> rq.Leased:
-        """Wait for a job of `acquire` and turn it into a lease."""
-        link = self._frame.link
-
-        def is_over() -> bool:
-            status: rq.JobStatus = link.call(rq.JobInfo(job))
-            return status.state in FINAL or status.stalled
-
-        leased: rq.Leased | None = None
-        try:
-            link.wait(is_over, max(0.0, until_s - link.now()))
-            leased = link.call(rq.JobLease(job, None, MissReason.DEADLINE))
-            return leased
-        finally:
-            if leased is None:  # interrupted: nobody else would end the job
-                quietly(lambda: link.call(rq.JobClose(job)))
+            lease = lease_of(self._frame, link.call(request), until_s)
+            if lease is not None:
+                return lease
 
 
-def _chain(keys: Sequence[bytes], start: int, parent: Parent) -> tuple[list[bytes], int, bytes | None]:
+def lease_of(frame: Frame, leased: rq.Leased, until_s: float) -> Lease | None:
+    """Wait for what `acquire` has to load, and return its lease; None where a copy was damaged and is dropped now."""
+    if leased.job is not None:
+        leased = _await(frame.link, leased.job, until_s)
+    damaged = first_damaged(frame, leased)
+    if damaged is None:
+        return Lease(frame, leased)
+    frame.link.call(rq.Damaged(leased.lease, damaged))
+    return None
+
+
+def _await(link: rq.Link, job: int, until_s: float) -> rq.Leased:
+    """Wait for a job of `acquire` and turn it into a lease."""
+
+    def is_over() -> bool:
+        status: rq.JobStatus = link.call(rq.JobInfo(job))
+        return status.state in FINAL or status.stalled
+
+    leased: rq.Leased | None = None
+    try:
+        link.wait(is_over, max(0.0, until_s - link.now()))
+        leased = link.call(rq.JobLease(job, None, MissReason.DEADLINE))
+        return leased
+    finally:
+        if leased is None:  # interrupted: nobody else would end the job
+            quietly(lambda: link.call(rq.JobClose(job)))
+
+
+def checked_chain(keys: Sequence[bytes], start: int, parent: Parent) -> tuple[list[bytes], int, bytes | None]:
     """Check what names a chain, before anything is done with it."""
     chain = _list(keys)
     if not hasattr(start, "__index__") or not 0 <= start <= len(chain):

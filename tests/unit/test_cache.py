@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvcairn.cache import Cache, acquire_all, lookup_all
+from kvcairn.cache import Cache
 from kvcairn.config import Config
 from kvcairn.errors import ClosedError, ConfigError, UnsupportedError
+from kvcairn.ranks import acquire_all, lookup_all
 from kvcairn.testing.blocks import Blocks, assert_idle
 from kvcairn.testing.faulty import Fault, FaultKind
 from kvcairn.testing.rig import Rig

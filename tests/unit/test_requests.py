@@ -21,6 +21,7 @@ LEASED = rq.Leased(5, 2, MissReason.PENDING, [[0, 4096], [-1, 8192]], [[b"", b"x
 
 REQUESTS: list[rq.Request] = [
     rq.OpenSpace(DESCRIPTOR), rq.Lookup(1, [KEY], 1, b""), rq.Probe(1, [KEY], deadline_s=0.5),
+    rq.LookupAll([1, 2], [KEY], 1), rq.AcquireAll([1], [KEY], 0, 0.5),
     rq.Acquire(1, [KEY, KEY], 1, KEY, 2.5), rq.Prefetch(1, [], priority=-5, deadline_s=None),
     rq.Reserve(1, [KEY], parts=[[0, 2]]), rq.Commit(1, [True, False], [[b"", b"y" * 16]]), rq.Abort(1),
     rq.Release(2), rq.Damaged(2, 0), rq.JobInfo(3), rq.JobLease(3, 2, MissReason.DEADLINE), rq.JobCancel(3),
@@ -34,7 +35,7 @@ REQUESTS: list[rq.Request] = [
 REPLIES: list[Any] = [
     rq.SpaceOpened(0, "always", "through"), LEASED, rq.Reserved(1, [0, 2], [[0, 4096]], [1], MissReason.NO_ROOM),
     rq.JobStatus(1, JobState.LOADING, 0, 3, None, [True], True), rq.Adopted("lease", 0, [KEY], lease=LEASED),
-    rq.Value(None), rq.Value(True), rq.Value(7), rq.Flags([True, False]),
+    rq.Value(None), rq.Value(True), rq.Value(7), rq.Flags([True, False]), rq.LeasedAll([LEASED], None),
     rq.EventBatch([BlockStored("memory", KEY, KEY, None)], True), rq.HitReply(Hit(blocks=0, block_tokens=1)),
 ]  # fmt: skip
 

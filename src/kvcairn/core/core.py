@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvcairn import requests as rq
-from kvcairn.core import planning, uses
+from kvcairn.core import planning, ranks, uses
 from kvcairn.core.direct import DirectReads
 from kvcairn.core.drops import Drops
 from kvcairn.core.hints import Pins
@@ -335,7 +335,7 @@ class Core:
 
 
 def _handlers(core: Core) -> dict[type, Callable[[Any], Any]]:
-    """Return the handler of each request type: the method of its name in lower case."""
+    """Return the handler of each request type: the method of its name in lower case, or made of such."""
     names = {
         rq.OpenSpace: "open_space", rq.Lookup: "lookup", rq.Probe: "lookup", rq.Acquire: "acquire",
         rq.Prefetch: "prefetch", rq.Reserve: "reserve", rq.Commit: "commit", rq.Abort: "abort",
@@ -347,4 +347,8 @@ def _handlers(core: Core) -> dict[type, Callable[[Any], Any]]:
         rq.Subscribe: "subscribe", rq.Unsubscribe: "unsubscribe", rq.Events: "events",
         rq.Ended: "ended", rq.Adopt: "adopt", rq.ReportPrefill: "report_prefill",
     }  # fmt: skip
-    return {request: getattr(core, f"_{name}") for request, name in names.items()}
+    handlers: dict[type, Callable[[Any], Any]] = {kind: getattr(core, f"_{name}") for kind, name in names.items()}
+    lookup, acquire = handlers[rq.Lookup], handlers[rq.Acquire]
+    handlers[rq.LookupAll] = lambda request: rq.HitReply(ranks.lookup_all(request, lookup))
+    handlers[rq.AcquireAll] = lambda request: ranks.acquire_all(request, lookup, acquire)
+    return handlers

@@ -13,6 +13,7 @@ from kvcairn.errors import UnsupportedError
 from kvcairn.keys import KEY_BYTES
 
 MOST_KEYS: Final = 1 << 17  # of one request
+MOST_SPACES: Final = 256
 MOST_NUMBER: Final = 1 << 62
 _LOCAL: Final = (rq.ReadInto, rq.ReadStatus, rq.ReadCancel)
 
@@ -35,7 +36,8 @@ def check(request: Any, core: Core) -> None:
         if value is not None and not (-MOST_NUMBER < value < MOST_NUMBER or value == math.inf):  # NaN is neither
             raise Refusal(f"{name} is out of range")
     if isinstance(request, rq.Chain):
-        _check_chain(request, core)
+        _check_space(request.space, core)
+        _check_keys(request, core)
     if (further := _FURTHER.get(type(request))) is not None:
         further(request, core)
 
@@ -48,13 +50,21 @@ def _check_space(number: int | None, core: Core, must_be_open: bool = True) -> N
         raise Refusal("there is no such space")
 
 
-def _check_chain(request: rq.Chain, core: Core) -> None:
-    _check_space(request.space, core)
+def _check_all(request: rq.LookupAll | rq.AcquireAll, core: Core) -> None:
+    if not 0 < len(request.spaces) <= MOST_SPACES:
+        raise Refusal(f"{len(request.spaces)} spaces; 1 to {MOST_SPACES} go into one request")
+    for number in request.spaces:
+        _check_space(number, core)
+    _check_keys(request, core)
+
+
+def _check_keys(request: rq.Chain | rq.LookupAll | rq.AcquireAll, core: Core) -> None:
+    parent = request.parent if isinstance(request, rq.Chain) else None
     if len(request.keys) > MOST_KEYS:
         raise Refusal(f"{len(request.keys)} keys; at most {MOST_KEYS} go into one request")
     if not 0 <= request.start <= len(request.keys):
         raise Refusal("start is outside of the keys")
-    if any(len(key) != KEY_BYTES for key in request.keys) or (request.parent and len(request.parent) != KEY_BYTES):
+    if any(len(key) != KEY_BYTES for key in request.keys) or (parent and len(parent) != KEY_BYTES):
         raise Refusal(f"a key has {KEY_BYTES} bytes")
 
 
@@ -94,11 +104,20 @@ def _check_write_back(request: rq.WriteBack, core: Core) -> None:
         raise Refusal("begin is negative")
 
 
+def _check_report(request: rq.ReportPrefill, core: Core) -> None:
+    _check_space(request.space, core)
+    if request.tokens < 0 or not 0 <= request.seconds < math.inf:
+        raise Refusal("no engine computes that")
+
+
 _NUMBERS: Final[dict[type, list[str]]] = {  # the fields that are numbers, or may be
-    kind: [name for name, hint in get_type_hints(kind).items() if {int, float} & {hint, *get_args(hint)}]
+    kind: [name for name, hint in get_type_hints(kind).items() if hint in (int, float, int | None, float | None)]
     for kind in get_args(rq.AnyRequest)
 }
 _FURTHER: Final[dict[type, Callable[[Any, Core], None]]] = {
+    rq.LookupAll: _check_all,
+    rq.AcquireAll: _check_all,
+    rq.ReportPrefill: _check_report,
     rq.Reserve: _check_reserve,
     rq.Commit: _check_commit,
     rq.Damaged: _check_damaged,

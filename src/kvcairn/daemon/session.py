@@ -19,7 +19,7 @@ Held = tuple[str, int]  # kind, number
 
 _ENDING: Final = frozenset({rq.Release, rq.Damaged, rq.Commit, rq.Abort, rq.JobLease, rq.JobClose, rq.Unsubscribe})
 _MUST_BE_OPEN: Final = (rq.Damaged, rq.Commit, rq.JobLease)
-_OPENING: Final = frozenset({rq.Acquire, rq.Reserve, rq.Prefetch, rq.JobLease, rq.Subscribe, rq.Adopt})
+_OPENING: Final = frozenset({rq.Acquire, rq.AcquireAll, rq.Reserve, rq.Prefetch, rq.JobLease, rq.Subscribe, rq.Adopt})
 _TIER_CHANGES: Final = frozenset({rq.AddTier, rq.DetachTier})
 
 
@@ -65,7 +65,7 @@ class Session:
             reply = self._link.call(request)
             if named is not None and kind in _ENDING:
                 self._drop(named)
-            if kind in _OPENING and (opened := _opened(request, reply)) is not None:
+            for opened in _opened(request, reply) if kind in _OPENING else ():
                 self._held[opened] = self._held.get(opened, 0) + 1
             return reply
 
@@ -132,17 +132,19 @@ def _unknown(request: Any, named: Held) -> Any:
     return rq.EventBatch([], True) if isinstance(request, rq.Events) else rq.Value(None)
 
 
-def _opened(request: Any, reply: Any) -> Held | None:
+def _opened(request: Any, reply: Any) -> list[Held]:
     """Return what a request opened."""
     if isinstance(reply, rq.Leased):
-        return ("job", reply.job) if reply.job is not None else ("lease", reply.lease)
+        return [("job", reply.job) if reply.job is not None else ("lease", reply.lease)]
+    if isinstance(reply, rq.LeasedAll):
+        return [held for leased in reply.leases for held in _opened(request, leased)]
     if isinstance(reply, rq.Reserved):
-        return "reservation", reply.reservation
+        return [("reservation", reply.reservation)]
     if isinstance(request, rq.Prefetch):
-        return "job", reply.job
+        return [("job", reply.job)]
     if isinstance(request, rq.Subscribe):
-        return "reader", reply.value
+        return [("reader", reply.value)]
     if isinstance(reply, rq.Adopted):
         opened = reply.lease or reply.reservation or reply.job
         return _opened(rq.Prefetch(0, []) if reply.kind == "job" else request, opened)
-    return None
+    return []

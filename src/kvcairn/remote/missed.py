@@ -13,6 +13,10 @@ _DOWN = MissReason.TIER_DOWN
 
 _ANSWERS: Final[dict[type, Callable[[Any, int], Any]]] = {
     rq.Lookup: lambda request, groups: rq.HitReply(Hit(blocks=0, block_tokens=1, reason=_DOWN)),
+    rq.LookupAll: lambda request, groups: rq.HitReply(Hit(blocks=0, block_tokens=1, reason=_DOWN)),
+    rq.AcquireAll: lambda request, groups: rq.LeasedAll(
+        [rq.Leased(0, 0, _DOWN, [[]] * groups) for _ in request.spaces], _DOWN
+    ),
     rq.Probe: lambda request, groups: rq.HitReply(Hit(blocks=0, block_tokens=1, reason=_DOWN)),
     rq.Acquire: lambda request, groups: rq.Leased(0, 0, _DOWN, [[]] * groups),
     rq.JobLease: lambda request, groups: rq.Leased(0, 0, _DOWN, [[]] * groups),
@@ -24,7 +28,7 @@ _ANSWERS: Final[dict[type, Callable[[Any, int], Any]]] = {
     rq.Readable: lambda request, groups: rq.Flags([False] * len(request.keys)),
     **{
         kind: lambda request, groups: rq.Value(None)
-        for kind in (rq.Commit, rq.Abort, rq.Release, rq.Damaged, rq.JobCancel, rq.JobClose, rq.Touch)
+        for kind in (rq.Commit, rq.Abort, rq.Release, rq.Damaged, rq.JobCancel, rq.JobClose, rq.Touch, rq.ReportPrefill)
     },
 }
 

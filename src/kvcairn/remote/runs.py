@@ -91,7 +91,9 @@ class Run:
 
     def _translated(self, request: Any) -> Any:
         """Return a request with the daemon's number of its space."""
-        ours = request.space if isinstance(request, rq.Chain | rq.Clear) else None
+        if isinstance(request, rq.LookupAll | rq.AcquireAll):
+            return msgspec.structs.replace(request, spaces=[self._numbers[ours] for ours in request.spaces])
+        ours = request.space if isinstance(request, rq.Chain | rq.Clear | rq.ReportPrefill) else None
         if ours is None or (theirs := self._numbers[ours]) == ours:
             return request
         return msgspec.structs.replace(request, space=theirs)

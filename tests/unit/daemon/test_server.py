@@ -29,9 +29,10 @@ from kvcairn.errors import (
     UnsupportedError,
 )
 from kvcairn.layout import KVLayout, SpaceDescriptor
+from kvcairn.ranks import acquire_all, lookup_all
 from kvcairn.remote.link import Remote
 from kvcairn.remote.protocol import MOST_BYTES, PROTOCOL, Hello
-from kvcairn.types import MissReason
+from kvcairn.types import MissReason, RankSlice
 
 DESCRIPTOR = SpaceDescriptor(
     model="toy", weights="0", layout=KVLayout.full(layers=1, kv_heads=1, head_dim=32, dtype="float16"), block_tokens=4
@@ -133,6 +134,50 @@ def test_a_ticket_is_good_in_another_session_and_both_hold(daemon: Daemon) -> No
         assert one.stats().open_leases == 0
 
 
+def test_all_ranks_are_asked_in_one_round_trip_and_end_with_their_process(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache.connect(daemon.address) as cache:
+        spaces = [
+            cache.space(msgspec.structs.replace(DESCRIPTOR, rank=RankSlice(tp=rank, tp_size=4))) for rank in range(4)
+        ]
+        keys = spaces[0].keys(range(16))
+        for rank, space in enumerate(spaces):
+            space.put(keys[: 4 - rank % 2], [bytes([rank]) * space.block_bytes] * (4 - rank % 2))
+        asked: list[object] = []
+        call = Remote.call
+
+        def note(link: Remote, request: object) -> object:
+            asked.append(request)
+            return call(link, request)
+
+        monkeypatch.setattr(Remote, "call", note)
+        assert lookup_all(spaces, keys).blocks == 3
+        leases = acquire_all(spaces, keys)
+        assert [type(request) for request in asked] == [rq.LookupAll, rq.AcquireAll]
+        assert [lease.count for lease in leases] == [3] * 4
+        assert [bytes(lease[2]) for lease in leases] == [bytes([rank]) * spaces[0].block_bytes for rank in range(4)]
+        (session,) = daemon.server.sessions()
+        assert session.end() == 4
+        assert daemon.direct.call(rq.GetStats()).stats.open_leases == 0
+
+
+def test_what_all_ranks_share_is_written_once_by_any(daemon: Daemon) -> None:
+    shared = msgspec.structs.replace(DESCRIPTOR, rank="replicated")
+    with Cache.connect(daemon.address) as one, Cache.connect(daemon.address) as other:
+        first, second = one.space(shared), other.space(shared)
+        keys = first.keys(range(16))
+        with first.reserve(keys[:2]) as mine, second.reserve(keys) as theirs:
+            assert (mine.keys, theirs.keys, theirs.in_flight) == (keys[:2], keys[2:], keys[:2])
+            for slots, value in ((mine, 1), (theirs, 2)):
+                for view in (slots[0], slots[1]):
+                    view[:] = bytes([value]) * first.block_bytes
+                slots.commit()
+        assert second.reserve(keys).keys == []
+        assert [block[0] for block in first.get(keys)] == [1, 1, 2, 2]
+        assert one.stats().tiers["memory"].blocks == 4
+
+
 def test_what_is_anothers_cannot_be_ended(daemon: Daemon) -> None:
     with Cache.connect(daemon.address) as one:
         space = one.space(DESCRIPTOR)
@@ -222,6 +267,14 @@ def test_a_frame_of_any_size_is_not_waited_for(daemon: Daemon) -> None:
         rq.JobLease(1, -1),
         rq.Clear(99),
         rq.WriteBack(-1),
+        rq.LookupAll([], [bytes(32)]),
+        rq.LookupAll([0, 99], [bytes(32)]),
+        rq.LookupAll([0] * 1000, [bytes(32)]),
+        rq.AcquireAll([0, -1], [bytes(32)]),
+        rq.AcquireAll([0], [b"short"]),
+        rq.ReportPrefill(99, 1, 1.0),
+        rq.ReportPrefill(0, -1, 1.0),
+        rq.ReportPrefill(0, 1, float("inf")),
     ],
 )
 def test_what_no_client_sends_ends_its_connection_and_no_other(daemon: Daemon, request_: rq.Request) -> None:

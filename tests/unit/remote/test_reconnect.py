@@ -20,6 +20,7 @@ from kvcairn.core.open import open_core
 from kvcairn.daemon.server import Server
 from kvcairn.errors import KVCairnError, LeaseError
 from kvcairn.layout import KVLayout, SpaceDescriptor
+from kvcairn.ranks import acquire_all, lookup_all
 from kvcairn.types import JobState, MissReason
 
 LAYOUT = KVLayout.full(layers=1, kv_heads=1, head_dim=32, dtype="float16")
@@ -112,6 +113,8 @@ def test_a_call_while_the_daemon_is_gone_waits_for_nothing(daemon: Daemon) -> No
         keys = space.keys(range(16))
         daemon.stop()
         space.lookup(keys)  # this one notices
+        assert lookup_all([space, space], keys).reason is MissReason.TIER_DOWN
+        assert [lease.count for lease in acquire_all([space, space], keys, deadline_s=LONG_S)] == [0, 0]
         begin_s = time.thread_time()
         for _ in range(100):
             assert space.acquire(keys, deadline_s=LONG_S).reason is MissReason.TIER_DOWN

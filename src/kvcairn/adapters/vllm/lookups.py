@@ -11,10 +11,10 @@ from kvcairn.adapters.vllm.chain import Chain
 from kvcairn.adapters.vllm.controls import Controls
 from kvcairn.adapters.vllm.handover import Handover
 from kvcairn.adapters.vllm.steps import Load, Pages
-from kvcairn.cache import lookup_all
 from kvcairn.config import PrefetchOptions
 from kvcairn.errors import KVCairnError
 from kvcairn.memory.lease import Lease
+from kvcairn.ranks import lookup_all
 from kvcairn.space import Space
 from kvcairn.transfer.job import Job
 from kvcairn.types import Hit, JobState
