@@ -191,17 +191,18 @@ def bench_engine(
 def serve(
     config: Annotated[Path, typer.Option("--config", help="Settings file.")],
     socket: Annotated[Path, typer.Option("--socket", help="Unix socket that clients connect to.")],
+    http: Annotated[str | None, typer.Option(help="HOST:PORT of /metrics and /healthz.")] = None,
     as_json: Json = False,
 ) -> None:
     """Serve one cache to all engines of this host, until SIGTERM; prints a line once clients can connect."""
 
-    def ready() -> None:
+    def ready(http_port: int | None) -> None:
         if as_json:
-            print_lines([{"event": "ready", "address": f"unix:{socket}"}])
+            print_lines([{"event": "ready", "address": f"unix:{socket}", "http_port": http_port}])
         else:
             typer.echo(f"kvcairn: serving at unix:{socket}")
 
-    if not serve_until_stopped(_read(config)[1], socket, ready):
+    if not serve_until_stopped(_read(config)[1], socket, ready, http):
         raise typer.Exit(Exit.FAILED)
 
 

@@ -103,7 +103,7 @@ def main() -> None:
     orders = json.loads(sys.stdin.buffer.read())
     stop_with(orders["parent"])
     try:
-        serve(Config.from_dict(orders["settings"]), Path(orders["socket"]), lambda: _say("ready"))
+        serve(Config.from_dict(orders["settings"]), Path(orders["socket"]), lambda port: _say("ready"))
     except ConfigError as error:
         _say([error.path, error.reason, None if error.value is None else str(error.value), error.remedy])
     except (KVCairnError, OSError) as error:

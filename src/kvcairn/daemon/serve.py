@@ -13,6 +13,7 @@ from kvcairn.config import Config
 from kvcairn.core.link import Direct
 from kvcairn.core.open import open_core
 from kvcairn.daemon.server import Server
+from kvcairn.daemon.web import Web
 from kvcairn.requests import IsIdle, WriteBack
 
 logger = logging.getLogger(__name__)
@@ -20,10 +21,11 @@ logger = logging.getLogger(__name__)
 STOPS: Final = {signal.SIGTERM, signal.SIGINT}
 
 
-def serve(config: Config, path: Path, ready: Callable[[], None]) -> bool:
+def serve(config: Config, path: Path, ready: Callable[[int | None], None], http: str | None = None) -> bool:
     """Serve a cache at the socket `path` until SIGTERM or SIGINT; main thread only.
 
-    `ready` is called once clients can connect; memory may still be pre-faulted then. At the end no more connections
+    `ready` is called once clients can connect, with the port of `http` where that is given: an address to show metrics
+    and health at. Memory may still be pre-faulted then. At the end no more connections
     are taken, and what was to be written down is written, for at most 60 s; return whether all was.
 
     Raises:
@@ -35,9 +37,12 @@ def serve(config: Config, path: Path, ready: Callable[[], None]) -> bool:
         try:
             server = Server(link, path)
             server.start()
-            ready()
+            web = None if http is None else Web(http, link, server)
+            ready(None if web is None else web.port)
             signal.sigwait(STOPS)
             server.close()
+            if web is not None:
+                web.close()
             is_idle = _write_back(link, link.now() + CLOSE_DRAIN_S)
             if not is_idle:
                 logger.warning("stopped with writes left over: a tier did not take them within %g s", CLOSE_DRAIN_S)

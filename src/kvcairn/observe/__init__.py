@@ -1,0 +1,1 @@
+"""Shows what a cache does to those who watch it; decides nothing."""
