@@ -22,7 +22,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class _Where(NamedTuple):
-    """Of each tensor of a pool: where it begins, bytes from row to row, bytes of a page, where these begin in a block."""
+    """Of each tensor: where it begins, bytes from row to row, bytes of a page, and where these begin in a block."""
 
     bases: Addresses
     strides: Addresses
