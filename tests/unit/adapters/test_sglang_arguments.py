@@ -105,3 +105,45 @@ def test_no_command_line() -> None:
     for text in ("--page-size x", "'", "--page-size"):
         with pytest.raises(ConfigError, match="--sglang-args"):
             list(check_arguments(text))
+
+
+MEMORY: dict[str, Any] = {"type": "memory", "capacity": "64 GiB"}
+
+
+def linked(settings: dict[str, Any], *more: str, linker: str = "KVCairnLinker") -> str:
+    config = {"linker": linker, "linker_module_path": "kvcairn.adapters.sglang", "linker_extra_config": settings}
+    flags = ["--enable-unified-cache-external-linker", "--unified-cache-external-linker-backend", "dynamic"]
+    return shlex.join(
+        ["--page-size", "64", *flags, "--unified-cache-external-linker-config", json.dumps(config), *more]
+    )
+
+
+GOOD: dict[str, Any] = {"kvcairn": {"tiers": [MEMORY, DISK]}}
+
+
+def test_what_the_guide_says_of_the_linker_is_good() -> None:
+    assert found(linked(GOOD), "fail") == found(linked(GOOD), "warn") == []
+    assert not found(linked({"kvcairn": {"connect": "unix:/run/kvcairn.sock"}}, "--tp", "2"), "fail")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (linked(GOOD, "--enable-hierarchical-cache", "--hicache-storage-backend", "file"), "two caches would hold"),
+        (linked(GOOD, "--hicache-storage-backend", "dynamic"), "SGLang refuses it"),
+        (linked(GOOD, "--enable-lmcache"), "leave out --enable-lmcache"),
+        (linked(GOOD, "--disable-radix-cache"), "nothing is ever reused"),
+        (linked(GOOD, "--unified-cache-external-linker-backend", "mooncake"), "the linker is mooncake"),
+        (linked(GOOD, "--unified-cache-external-linker-config", "{"), "is no JSON"),
+        (linked(GOOD, linker="Other"), "kvcairn.adapters.sglang.Other"),
+        (linked({"kvcairn": {"tiers": [DISK]}}), "the linker's host tier is a memory tier"),
+        (linked({"kvcairn": {"tirs": []}}), "no such setting"),
+        (linked(GOOD, "--tp", "2"), "2 ranks, each a process"),
+    ],
+)
+def test_what_fights_with_the_linker_is_refused(text: str, says: str) -> None:
+    assert any(says in each for each in found(text, "fail"))
+
+
+def test_what_costs_with_the_linker_is_said() -> None:
+    assert any("pages of 1 tokens" in each for each in found(linked(GOOD, "--page-size", "1"), "warn"))

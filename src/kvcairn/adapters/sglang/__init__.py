@@ -1,4 +1,4 @@
-"""SGLang, through its storage door: `KVCairnStorage` behind HiCache's host pool.
+"""SGLang, through two doors: `KVCairnStorage` behind HiCache's host pool, `KVCairnLinker` straight behind the device's.
 
 SGLang imports it by the name of this module; the engine is imported only when it is asked for.
 """
@@ -10,9 +10,9 @@ from typing import Any
 
 from kvcairn.errors import UnsupportedError
 
-_DOORS = {"KVCairnStorage": "kvcairn.adapters.sglang.storage"}
+_DOORS = {"KVCairnLinker": "kvcairn.adapters.sglang.linker", "KVCairnStorage": "kvcairn.adapters.sglang.storage"}
 
-__all__ = ["KVCairnStorage"]
+__all__ = ["KVCairnLinker", "KVCairnStorage"]
 
 
 def __getattr__(name: str) -> Any:

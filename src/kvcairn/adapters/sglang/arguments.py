@@ -14,13 +14,18 @@ from kvcairn.adapters.sglang.settings import NAME, Settings, read_settings
 from kvcairn.errors import ConfigError
 from kvcairn.units import format_size, parse_size
 
-MODULE, DOOR = "kvcairn.adapters.sglang", "KVCairnStorage"
+MODULE, DOOR, LINKER = "kvcairn.adapters.sglang", "KVCairnStorage", "KVCairnLinker"
 _GB = 10**9  # what SGLang counts --hicache-size in
 _GOOD_PAGE_TOKENS = 16
 _DOOR_LINE = (
     "--enable-hierarchical-cache --hicache-storage-backend dynamic --hicache-storage-backend-extra-config "
     f'\'{{"backend_name": "kvcairn", "module_path": "{MODULE}", "class_name": "{DOOR}", "interface_v1": 1, '
     f'"{NAME}": {{...}}}}\''
+)
+_LINKER_FLAG = "--unified-cache-external-linker-config"
+_LINKER_LINE = (
+    f"--enable-unified-cache-external-linker --unified-cache-external-linker-backend dynamic {_LINKER_FLAG} "
+    f'\'{{"linker": "{LINKER}", "linker_module_path": "{MODULE}", "linker_extra_config": {{"{NAME}": {{...}}}}}}\''
 )
 
 
@@ -40,6 +45,9 @@ def check_arguments(line: str) -> Iterator[Finding]:
         ConfigError: it cannot be read as a command line.
     """
     given = _parse(line)
+    if given.linker and not given.hicache:
+        yield from _check_linker(given)
+        return
     extra: dict[str, Any] | Finding = _extra(given.hicache_storage_backend_extra_config)
     if isinstance(extra, Finding):
         yield extra
@@ -68,10 +76,12 @@ def _parse(line: str) -> argparse.Namespace:
     for name in (
         "--enable-lmcache",
         "--enable-flexkv",
-        "--enable-unified-cache-external-linker",
         "--disable-radix-cache",
     ):
         parser.add_argument(name, action="store_true")
+    parser.add_argument("--enable-unified-cache-external-linker", action="store_true", dest="linker")
+    parser.add_argument("--unified-cache-external-linker-backend", dest="linker_backend")
+    parser.add_argument(_LINKER_FLAG, dest="linker_config")
     for name in ("--hicache-storage-backend", "--hicache-storage-backend-extra-config", "--radix-cache-backend"):
         parser.add_argument(name)
     parser.add_argument("--hicache-mem-layout", default="page_first")
@@ -131,7 +141,7 @@ def _check_rivals(given: argparse.Namespace) -> Iterator[Finding]:
         "--enable-lmcache": given.enable_lmcache,
         "--enable-flexkv": given.enable_flexkv,
         "--radix-cache-backend": given.radix_cache_backend,
-        "--enable-unified-cache-external-linker": given.enable_unified_cache_external_linker,
+        "--enable-unified-cache-external-linker": given.linker and given.hicache,
     }
     for flag in (flag for flag, is_on in rivals.items() if is_on):
         found = (
@@ -142,9 +152,7 @@ def _check_rivals(given: argparse.Namespace) -> Iterator[Finding]:
 
 def _check_pages(given: argparse.Namespace) -> Iterator[Finding]:
     name, page, layout = "sglang pages", given.page_size, given.hicache_mem_layout
-    if page < _GOOD_PAGE_TOKENS:
-        found = f"pages of {page} tokens: every page is a block with a slot and an entry of its own"
-        yield Finding(name, "warn", found, "add --page-size 64")
+    yield from _check_page_size(page)
     if layout == "page_first_direct" and given.hicache_io_backend == "kernel":
         yield Finding(
             name, "warn", "page_first_direct with kernel: SGLang turns kernel into direct", "say which you want"
@@ -157,6 +165,46 @@ def _check_pages(given: argparse.Namespace) -> Iterator[Finding]:
         yield Finding(name, "warn", found, "use --hicache-mem-layout page_first")
     else:
         yield Finding(name, "ok", f"{layout}, pages of {page} tokens")
+
+
+def _check_page_size(page: int) -> Iterator[Finding]:
+    if page < _GOOD_PAGE_TOKENS:
+        found = f"pages of {page} tokens: every page is a block with a slot and an entry of its own"
+        yield Finding("sglang pages", "warn", found, "add --page-size 64")
+
+
+def _check_linker(given: argparse.Namespace) -> Iterator[Finding]:
+    """Look at a server that goes from the device to us, without a host pool."""
+    name = "sglang linker"
+    if given.disable_radix_cache:
+        yield Finding(name, "fail", "--disable-radix-cache: nothing is ever reused", "leave it out")
+    try:
+        config = json.loads(given.linker_config or "{}")
+    except ValueError as error:
+        yield Finding(name, "fail", f"{_LINKER_FLAG} is no JSON: {error}", f"use {_LINKER_LINE}")
+        return
+    door = (config.get("linker_module_path"), config.get("linker")) if isinstance(config, dict) else (None, None)
+    if given.linker_backend != "dynamic" or door != (MODULE, LINKER):
+        found = f"the linker is {given.linker_backend or 'none'} ({door[0]}.{door[1]}), not kvcairn"
+        yield Finding(name, "fail", found, f"use {_LINKER_LINE}")
+        return
+    yield Finding(name, "ok", f"{LINKER}, straight from and to the device's pool")
+    yield from _check_rivals(given)
+    if given.hicache_storage_backend:
+        found = "--hicache-storage-backend beside a linker: SGLang refuses it"
+        yield Finding("sglang other caches", "fail", found, "leave it out")
+    yield from _check_page_size(given.page_size)
+    try:
+        settings = read_settings(config.get("linker_extra_config"))
+    except ConfigError as error:
+        yield Finding("sglang settings", "fail", str(error), "see docs/guides/sglang.md")
+        return
+    if settings.has_memory_tier:
+        yield Finding("sglang memory", "ok", "the memory tier is the host tier")
+    else:
+        remedy = 'put {"type": "memory", "capacity": "64 GiB"} first in tiers'
+        yield Finding("sglang memory", "fail", "the linker's host tier is a memory tier, and there is none", remedy)
+    yield _check_ranks(given, settings)
 
 
 def _check_policies(given: argparse.Namespace) -> Iterator[Finding]:

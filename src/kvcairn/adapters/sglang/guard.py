@@ -12,7 +12,7 @@ from kvcairn.errors import KVCairnError
 logger = logging.getLogger(__name__)
 
 # What pools, torch and the cache raise.
-_FAILURES = (
+FAILURES = (
     KVCairnError,
     ArithmeticError,
     AssertionError,
@@ -36,7 +36,7 @@ def never_raises(otherwise: Callable[..., object]) -> Callable[[Callable[_P, _R]
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             try:
                 return method(*args, **kwargs)
-            except _FAILURES as error:
+            except FAILURES as error:
                 logger.warning("%s failed, a miss: %s: %s", method.__qualname__, type(error).__name__, error)
                 arguments: tuple[Any, ...] = args[1:]
                 return cast(_R, otherwise(*arguments, **kwargs))

@@ -11,13 +11,13 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from sglang.srt.runtime_context import get_server_args
 
 from kvcairn.adapters.sglang.guard import never_raises
-from kvcairn.adapters.sglang.identity import describe, model_name, weights_fingerprint
 from kvcairn.adapters.sglang.pages import bare_pool, pages_of
-from kvcairn.adapters.sglang.settings import NAME, read_settings
+from kvcairn.adapters.sglang.rank import Rank
+from kvcairn.adapters.sglang.settings import read_settings
 from kvcairn.adapters.sglang.store import PoolStore, WriteBuffer
 from kvcairn.adapters.sglang.traffic import Traffic
 from kvcairn.cache import Cache
-from kvcairn.errors import ClosedError, ConfigError, KVCairnError
+from kvcairn.errors import ClosedError, KVCairnError
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class HostPools(HiCacheStorage):
         self._traffic = Traffic()
         self._cache: Cache | None = None
         self._buffer: WriteBuffer | None = None
-        self._model = ("", "", "")
+        self._rank: Rank | None = None
 
     @property
     def cache(self) -> Cache:
@@ -54,11 +54,8 @@ class HostPools(HiCacheStorage):
             ConfigError, LayoutError, UnsupportedError: settings or pool cannot be served; nothing is left open.
         """
         super().register_mem_pool_host(mem_pool_host)
-        options = self._settings.options
-        name = model_name(options, self._storage_config)
-        self._model = (name, weights_fingerprint(options, get_server_args()), options.tenant)
+        self._rank = Rank(self._settings, self._storage_config, get_server_args())
         pages = pages_of(bare_pool(mem_pool_host))
-        self._check_rank()
         pool_bytes = int(mem_pool_host.size) // pages.tokens * pages.block_bytes
         self._cache = self._settings.open_cache(pool_bytes, pages.block_bytes)
         try:
@@ -106,20 +103,9 @@ class HostPools(HiCacheStorage):
 
     def _store_of(self, pool: Any, name: str) -> PoolStore:
         assert self._buffer is not None
+        assert self._rank is not None
         pages = pages_of(pool)
-        descriptor = describe(pool, name, pages.block_bytes, self._storage_config, self._model)
-        space = self.cache.space(descriptor)
-        space.check_write_policy("through")  # HiCache hands a page over once, by a write policy of its own
-        return PoolStore(space, pages, self._buffer)
-
-    def _check_rank(self) -> None:
-        """Refuse a cache of this process alone where several processes would need the same one."""
-        config = self._storage_config
-        ranks = config.tp_size * config.pp_size * config.attn_cp_size
-        if ranks > 1 and self._settings.connect is None:
-            reason = f"{ranks} ranks cannot share a cache that lives in one of them"
-            remedy = 'run "kvcairn serve", and give its address as "connect"'
-            raise ConfigError(f"{NAME}.connect", reason, None, remedy)
+        return PoolStore(self._rank.space(self.cache, pool, name, pages.block_bytes), pages, self._buffer)
 
     def _timeout_s(self, store: PoolStore, pages: int) -> float:
         return self._settings.options.timeout_s(pages * store.pages.tokens)

@@ -51,12 +51,12 @@ def weights_fingerprint(options: AdapterOptions, server_args: Any) -> str:
 def describe(
     pool: Any, name: str, block_bytes: int, storage_config: Any, model: tuple[str, str, str]
 ) -> SpaceDescriptor:
-    """Return the space of one host pool's pages.
+    """Return the space of one pool's pages: a host pool's, or the device's own.
 
     Bytes are opaque: how they lie depends on the engine's release, the pool and its layout, and these are in the name.
 
     Args:
-        pool: the host pool.
+        pool: the pool.
         name: what SGLang calls it: `kv`, `swa`, `mamba`, ...
         block_bytes: bytes of one of its pages.
         storage_config: SGLang's description of this rank.
@@ -69,11 +69,19 @@ def describe(
     if dtype not in DTYPE_BYTES:
         raise UnsupportedError(f"the SGLang adapter does not serve KV of {pool.dtype}")
     tokens = int(pool.page_size)
-    first, end = int(getattr(pool, "start_layer", 0) or 0), int(getattr(pool, "end_layer", 0) or 0)
+    first = int(getattr(pool, "start_layer", 0) or 0)
+    end = int(getattr(pool, "end_layer", 0) or 0)
     layers = range(first, max(end, first + 1))
     tag = getattr(pool, "storage_format_tag", None) or ""
     place = f"layers {first}-{end}", f"page {tokens}"
-    packing = (f"sglang-{installed_version()}", name, type(pool).__name__, str(pool.layout), str(tag), *place)
+    packing = (
+        f"sglang-{installed_version()}",
+        name,
+        type(pool).__name__,
+        str(getattr(pool, "layout", "device")),
+        str(tag),
+        *place,
+    )
     if block_bytes % (len(layers) * tokens):  # no whole number of bytes for a token of a layer: counted as one piece
         layers, tokens = range(1), 1
     group = LayerGroup.full(layers, block_bytes // (len(layers) * tokens))

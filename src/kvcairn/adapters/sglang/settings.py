@@ -33,6 +33,7 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         tenant: Tenants never share pages.
         timeout_base: Longest time one call may take, whatever it moves.
         timeout_per_1024_tokens: What each 1,024 tokens of a call add to it.
+        lookup_wait: How long the linker lets a request wait for pages that are not in memory but on a slower tier.
     """
 
     model: str | None = None
@@ -40,10 +41,15 @@ class AdapterOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tenant: str = ""
     timeout_base: float | str = 1.0
     timeout_per_1024_tokens: float | str = 0.25
+    lookup_wait: float | str = 0.2
 
     def timeout_s(self, tokens: int) -> float:
         """Return the longest time that a call for so many tokens may take."""
         return parse_duration(self.timeout_base) + parse_duration(self.timeout_per_1024_tokens) * tokens / 1024
+
+    def lookup_wait_s(self) -> float:
+        """Return how long a lookup may wait for slower tiers."""
+        return parse_duration(self.lookup_wait)
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -59,6 +65,15 @@ class Settings(msgspec.Struct, frozen=True):
     tree: dict[str, Any] | None
     connect: str | None
 
+    @property
+    def has_memory_tier(self) -> bool:
+        """Whether the settings name a memory tier; a daemon has one."""
+        tiers = (self.tree or {}).get("tiers")
+        return self.tree is None or (
+            isinstance(tiers, list)
+            and any(isinstance(tier, Mapping) and tier.get("type") == "memory" for tier in tiers)
+        )
+
     def open_cache(self, pool_bytes: int, block_bytes: int) -> Cache:
         """Open the cache, or connect to it. In one process all who open it with equal settings get the same one.
 
@@ -72,9 +87,7 @@ class Settings(msgspec.Struct, frozen=True):
             return Cache.connect(self.connect)
         assert self.tree is not None
         tree, tiers = dict(self.tree), self.tree.get("tiers")
-        if isinstance(tiers, list) and not any(
-            isinstance(tier, dict) and tier.get("type") == "memory" for tier in tiers
-        ):
+        if isinstance(tiers, list) and not self.has_memory_tier:
             least_bytes = max(LEAST_BUFFER_BYTES, LEAST_BUFFER_BLOCKS * round_up(block_bytes))
             buffer_bytes = max(pool_bytes // BUFFER_SHARE, least_bytes)
             tree["tiers"] = [{"type": "memory", "capacity": buffer_bytes}, *tiers]
@@ -102,7 +115,7 @@ def read_settings(extra: Mapping[str, Any] | None) -> Settings:
             raise ConfigError(f"{NAME}.{name}", "no such setting", remedy=remedy)
     try:
         options = msgspec.convert({k: v for k, v in given.items() if k in _OWN}, AdapterOptions)
-        options.timeout_s(0)  # read to be checked
+        options.timeout_s(0), options.lookup_wait_s()  # read to be checked
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(NAME, str(error)) from error
     return Settings(options, *_cache(given))

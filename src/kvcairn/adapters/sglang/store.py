@@ -1,4 +1,4 @@
-"""Moves pages between one of SGLang's host pools and the space of its blocks."""
+"""Moves pages between SGLang's memory and the space of their blocks."""
 
 from __future__ import annotations
 
@@ -46,17 +46,16 @@ class WriteBuffer:
             return True
 
 
-class PoolStore:
-    """The pages of one pool and their blocks. Any thread; methods block until their deadline at most.
+class PlacedStore:
+    """Blocks of pages that lie anywhere. Any thread; methods block until their deadline at most.
 
     Attributes:
-        pages: where the pool's pages lie.
-        space: where their blocks are.
+        space: where the blocks are.
     """
 
-    def __init__(self, space: Space, pages: Pages, buffer: WriteBuffer) -> None:
-        """Move pages between the two; what is stored goes through the buffer."""
-        self.pages, self.space, self._buffer = pages, space, buffer
+    def __init__(self, space: Space, buffer: WriteBuffer | None = None) -> None:
+        """Move pages to and from that space; what is stored goes through the buffer, if there is one."""
+        self.space, self._buffer = space, buffer
 
     def contains(self, hashes: Sequence[str]) -> int:
         """Return the length of the leading run that can be loaded."""
@@ -67,6 +66,42 @@ class PoolStore:
         frame = self.space.frame
         reply: rq.Flags = frame.link.call(rq.Readable(frame.space, block_keys(hashes)))
         return reply.flags
+
+    def load_into(self, hashes: Sequence[str], places: Places, timeout_s: float) -> list[bool]:
+        """Load pages into any places."""
+        job = self.space.load_into(block_keys(hashes), places, timeout_s)
+        job.wait()
+        return job.ok
+
+    def store_from(self, hashes: Sequence[str], places: Places, timeout_s: float) -> list[bool]:
+        """Store pages from any places."""
+        until_s = time.monotonic() + timeout_s
+        keys, ok = block_keys(hashes), self.flags(hashes)
+        addresses, sizes = places
+        self.space.touch([key for key, is_there in zip(keys, ok, strict=True) if is_there])
+        buffer, nbytes = self._buffer, self.space.block_bytes
+        for begin, end in _runs(ok, buffer.blocks(nbytes) if buffer else max(1, len(ok))):
+            left_s = max(0.0, until_s - time.monotonic())
+            if buffer and not buffer.make_room(end - begin, nbytes, left_s):
+                break
+            left_s = max(0.0, until_s - time.monotonic())
+            job = self.space.store_from(keys[begin:end], (addresses[begin:end], sizes[begin:end]), left_s, UNKNOWN)
+            job.wait()  # the buffers belong to the job
+            ok[begin:end] = job.ok
+        return ok
+
+
+class PoolStore(PlacedStore):
+    """The pages of one host pool and their blocks.
+
+    Attributes:
+        pages: where the pool's pages lie.
+    """
+
+    def __init__(self, space: Space, pages: Pages, buffer: WriteBuffer) -> None:
+        """Move pages between the two."""
+        super().__init__(space, buffer)
+        self.pages = pages
 
     def load(self, hashes: Sequence[str], indices: torch.Tensor, timeout_s: float) -> list[bool]:
         """Load pages into the pool; what was not there by the deadline is not touched afterwards.
@@ -79,12 +114,6 @@ class PoolStore:
         target.finish(ok.index(False) if False in ok else len(ok))
         return ok
 
-    def load_into(self, hashes: Sequence[str], places: Places, timeout_s: float) -> list[bool]:
-        """Load pages into any places."""
-        job = self.space.load_into(block_keys(hashes), places, timeout_s)
-        job.wait()
-        return job.ok
-
     def store(self, hashes: Sequence[str], indices: torch.Tensor, timeout_s: float) -> list[bool]:
         """Store pages of the pool that are not there yet; True for those that are there now.
 
@@ -94,22 +123,6 @@ class PoolStore:
         places, kept = self.pages.sources(indices, len(hashes))
         ok = self.store_from(hashes, places, timeout_s)
         del kept  # not before: the places are in it
-        return ok
-
-    def store_from(self, hashes: Sequence[str], places: Places, timeout_s: float) -> list[bool]:
-        """Store pages from any places."""
-        until_s = time.monotonic() + timeout_s
-        keys, ok = block_keys(hashes), self.flags(hashes)
-        addresses, sizes = places
-        self.space.touch([key for key, is_there in zip(keys, ok, strict=True) if is_there])
-        for begin, end in _runs(ok, self._buffer.blocks(self.space.block_bytes)):
-            left_s = max(0.0, until_s - time.monotonic())
-            if not self._buffer.make_room(end - begin, self.space.block_bytes, left_s):
-                break
-            left_s = max(0.0, until_s - time.monotonic())
-            job = self.space.store_from(keys[begin:end], (addresses[begin:end], sizes[begin:end]), left_s, UNKNOWN)
-            job.wait()  # the buffers belong to the job
-            ok[begin:end] = job.ok
         return ok
 
 
