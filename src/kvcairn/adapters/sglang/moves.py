@@ -91,7 +91,7 @@ class Loads:
             event.synchronize()
         placed: list[tuple[Rows, Addresses]] = []
         for load in loads:
-            blocks = addresses_of(load.lease, 1, self._space.arena)[0][: load.pages]
+            blocks = addresses_of(load.lease, 1)[0][: load.pages]
             placed.append((self._pages.rows(load.indices, load.pages), blocks))
         for layer in range(self._layers):
             for rows, blocks in placed:
