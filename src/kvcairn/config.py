@@ -412,3 +412,8 @@ def _sentence(reason: object) -> str:
 
 def _tag(tier: TierOptions) -> str:
     return str(tier.__struct_config__.tag)
+
+
+def notify_socket() -> str | None:
+    """Return where the service manager wants to hear how far this process is, None where there is none."""
+    return os.environ.get("NOTIFY_SOCKET") or None

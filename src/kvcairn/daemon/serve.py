@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from kvcairn.cache import CLOSE_DRAIN_S
-from kvcairn.config import Config
+from kvcairn.config import Config, notify_socket
 from kvcairn.core.link import Direct
 from kvcairn.core.open import open_core
+from kvcairn.daemon.notify import notify
 from kvcairn.daemon.server import Server
 from kvcairn.daemon.web import Web
 from kvcairn.requests import IsIdle, WriteBack
@@ -25,7 +26,7 @@ def serve(config: Config, path: Path, ready: Callable[[int | None], None], http:
     """Serve a cache at the socket `path` until SIGTERM or SIGINT; main thread only.
 
     `ready` is called once clients can connect, with the port of `http` where that is given: an address to show metrics
-    and health at. Memory may still be pre-faulted then. At the end no more connections
+    and health at; systemd is told too. Memory may still be pre-faulted then. At the end no more connections
     are taken, and what was to be written down is written, for at most 60 s; return whether all was.
 
     Raises:
@@ -39,7 +40,9 @@ def serve(config: Config, path: Path, ready: Callable[[int | None], None], http:
             server.start()
             web = None if http is None else Web(http, link, server)
             ready(None if web is None else web.port)
+            notify(notify_socket(), "READY=1")
             signal.sigwait(STOPS)
+            notify(notify_socket(), "STOPPING=1")
             server.close()
             if web is not None:
                 web.close()
