@@ -28,6 +28,7 @@ from kvcairn.remote.protocol import (
     MOST_HELLO_BYTES,
     PROTOCOL,
     SLICE_S,
+    TOLD,
     Answer,
     Await,
     Channel,
@@ -202,6 +203,8 @@ class Server:
                 channel.send(Answer(version, len(state.levels) > 1, rq.Value(None)))
                 return
             reply = self._handle(request, session)
+            if isinstance(request, TOLD):
+                continue
             version = state.version if isinstance(request, Await) else version
             channel.send(Answer(version, len(state.levels) > 1, reply))
 

@@ -13,11 +13,20 @@ from kvcairn import requests as rq
 from kvcairn.errors import ConfigError, KVCairnError, UnsupportedError
 from kvcairn.host import started_ticks
 from kvcairn.remote.arena import SharedArena
-from kvcairn.remote.protocol import PROTOCOL, Answer, Channel, Goodbye, Hello, ProtocolError, Refused, Welcome
+from kvcairn.remote.protocol import (
+    PROTOCOL,
+    Answer,
+    Channel,
+    Goodbye,
+    Hello,
+    Notify,
+    ProtocolError,
+    Refused,
+    Welcome,
+)
 
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 5.0  # a daemon that takes longer is taken for gone
-MOST_OWED: Final = 64
 BROKEN: Final = (OSError, EOFError, ProtocolError)
 _SCHEME: Final = "unix:"
 _SLOW: Final = (rq.AddTier, rq.DetachTier)  # wait for a tier's storage
@@ -28,7 +37,7 @@ class Pool:
     """The connections of one session. Any thread.
 
     Each call has a connection for itself, so that requests need no numbers: a reply follows its request. What is told,
-    not asked, is answered too: such answers are taken in by the next call on the same connection.
+    not asked, has no answer; the next call on the same connection is handled after it.
     """
 
     def __init__(self, address: str, client: str) -> None:
@@ -63,8 +72,8 @@ class Pool:
             if isinstance(request, _SLOW):
                 _limit(channel, 0.0)
             channel.send(request)
-            self._take_in(channel)
             answer = channel.receive()
+            channel.has_told = False
             if isinstance(request, _SLOW):
                 _limit(channel, ANSWER_S)
             is_whole = True
@@ -73,14 +82,12 @@ class Pool:
             self._give_back(channel, is_whole)
 
     def tell(self, request: object) -> None:
-        """Send a request whose answer says nothing, and do not wait for that; raises as `ask`."""
+        """Send a request that has no answer; raises as `ask`."""
         channel = self._take()
         is_whole = False
         try:
             channel.send(request)
-            channel.owed += 1
-            if channel.owed >= MOST_OWED:
-                self._take_in(channel)
+            channel.has_told = True
             is_whole = True
         finally:
             self._give_back(channel, is_whole)
@@ -88,13 +95,15 @@ class Pool:
     def settle(self) -> None:
         """Wait until all that was told is done; raises as `ask`."""
         with self._guard:
-            owing = [channel for channel in self._idle if channel.owed]
-            self._idle = [channel for channel in self._idle if not channel.owed]
-            self._busy.update(owing)
-        for channel in owing:
+            told = [channel for channel in self._idle if channel.has_told]
+            self._idle = [channel for channel in self._idle if not channel.has_told]
+            self._busy.update(told)
+        for channel in told:
             is_whole = False
             try:
-                self._take_in(channel)
+                channel.send(Notify())
+                channel.receive()
+                channel.has_told = False
                 is_whole = True
             finally:
                 self._give_back(channel, is_whole)
@@ -129,11 +138,6 @@ class Pool:
         for channel in channels:
             channel.close()
         os.close(self.eventfd)
-
-    def _take_in(self, channel: Channel[Answer]) -> None:
-        while channel.owed:
-            channel.receive()
-            channel.owed -= 1
 
     def _give_back(self, channel: Channel[Answer], is_whole: bool) -> None:
         with self._guard:

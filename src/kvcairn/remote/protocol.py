@@ -146,6 +146,9 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
 }  # fmt: skip
 
 
+TOLD: Final = (rq.Release, LostCommits)  # have no answer
+
+
 class ProtocolError(Exception):
     """What came is no message of this protocol; the connection ends."""
 
@@ -163,7 +166,7 @@ class Channel(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._rest = b""
-        self.owed = 0  # answers that nobody waits for and that have not been taken in
+        self.has_told = False  # something without an answer, after the last answer
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
         """Send a message, with descriptors. Blocks while the peer does not read.

@@ -18,7 +18,7 @@ from kvcairn.errors import KVCairnError, LeaseError
 from kvcairn.layout import SpaceDescriptor
 from kvcairn.remote.arena import SharedArena
 from kvcairn.remote.pool import BROKEN, Pool
-from kvcairn.remote.protocol import NAMES, Answer, LostCommits
+from kvcairn.remote.protocol import NAMES, TOLD, Answer, LostCommits
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,8 @@ class Run:
             return False
         try:
             while self._put_off:
-                self.pool.ask(self._put_off[0])
+                request = self._put_off[0]
+                (self.pool.tell if isinstance(request, TOLD) else self.pool.ask)(request)
                 self._put_off.popleft()
         except BROKEN:
             return False
