@@ -148,13 +148,20 @@ void callers_do_not_mix() {
             kvcairn::copy(moves, 3);
             CHECK(to == from);
             to.assign(n, 0);
-            kvcairn::copy_hashed(moves, digests, 2);
+            kvcairn::copy_hashed(moves, {nullptr, 0}, digests, 2);
             CHECK(to == from);
             kvcairn::hash({from.data(), n / 2}, whole);
             CHECK(std::memcmp(digests + kvcairn::digest_bytes, whole, sizeof whole) == 0);
+            to.assign(n, 0);  // both pieces in one digest
+            const std::int64_t both = 2;
+            const std::uint64_t halves[] = {address(from.data()), address(from.data() + n / 2)};
+            kvcairn::copy_hashed({{targets, 2}, {halves, 2}, {sizes, 2}}, {&both, 1}, digests, 3);
+            CHECK(to == from);
+            kvcairn::hash({from.data(), from.size()}, whole);
+            CHECK(std::memcmp(digests, whole, sizeof whole) == 0);
             to.assign(n, 0);  // one piece and three threads: two only copy
             const std::int64_t all = n;
-            kvcairn::copy_hashed({{targets, 1}, {sources, 1}, {&all, 1}}, digests, 3);
+            kvcairn::copy_hashed({{targets, 1}, {sources, 1}, {&all, 1}}, {nullptr, 0}, digests, 3);
             CHECK(to == from);
             kvcairn::hash({from.data(), from.size()}, whole);
             CHECK(std::memcmp(digests, whole, sizeof whole) == 0);
