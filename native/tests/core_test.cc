@@ -55,7 +55,9 @@ void every_level_has_the_same_checksum(const Level& level) {
         std::uint8_t digest[kvcairn::digest_bytes], plain[kvcairn::digest_bytes];
         Bytes to(n);
         const kvcairn::Take first = [](void*, std::size_t) { return true; };
-        level.hash(to.data(), data.data(), n, level.stream, first, nullptr, digest);
+        const std::uint64_t target = address(to.data()), source = address(data.data());
+        const auto size = static_cast<std::int64_t>(n);
+        level.hash({{&target, 1}, {&source, 1}, {&size, 1}}, level.stream, first, nullptr, digest);
         kvcairn::hash({data.data(), n}, plain, kvcairn::levels().front());
         CHECK(std::memcmp(digest, plain, sizeof digest) == 0);
         CHECK(std::equal(to.begin(), to.end(), data.begin()));
