@@ -120,6 +120,22 @@ std::vector<Task> tasks_of(const Moves& moves) {
     return tasks;
 }
 
+// Returns the pieces of each digest.
+std::vector<Moves> grouped(const Moves& moves, Span<const std::int64_t> counts) {
+    std::vector<Moves> groups;
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < (counts.data != nullptr ? counts.size : moves.sizes.size); ++i) {
+        const std::int64_t count = counts.data != nullptr ? counts[i] : 1;
+        if (count < 0 || static_cast<std::size_t>(count) > moves.sizes.size - begin)
+            throw std::invalid_argument("the counts must add up to the pieces");
+        const auto n = static_cast<std::size_t>(count);
+        groups.push_back({{moves.targets.data + begin, n}, {moves.sources.data + begin, n}, {moves.sizes.data + begin, n}});
+        begin += n;
+    }
+    if (begin != moves.sizes.size) throw std::invalid_argument("the counts must add up to the pieces");
+    return groups;
+}
+
 void copy_task(const Moves& moves, const std::vector<Task>& tasks, std::size_t number, StreamCopy copy) {
     const auto [i, begin] = tasks[number];
     const Task next = tasks[number + 1 < tasks.size() ? number + 1 : number];
@@ -154,22 +170,26 @@ void copy(const Moves& moves, unsigned threads, const Level& level) {
     run_pieces(tasks.size(), work.threads, [&](std::size_t number) { copy_task(moves, tasks, number, work.copy); });
 }
 
-void copy_hashed(const Moves& moves, std::uint8_t* digests, unsigned threads, const Level& level) {
+void copy_hashed(const Moves& moves, Span<const std::int64_t> counts, std::uint8_t* digests, unsigned threads,
+                 const Level& level) {
     const Work work = work_for(check(moves), threads, level);
+    const std::vector<Moves> groups = grouped(moves, counts);
     const std::vector<Task> tasks = tasks_of(moves);
     std::vector<std::atomic<bool>> taken(tasks.size());
     const Take take = [](void* flags, std::size_t number) {
         return !static_cast<std::atomic<bool>*>(flags)[number].exchange(true, std::memory_order_relaxed);
     };
-    std::vector<std::size_t> first(moves.sizes.size);  // task of each piece
-    for (std::size_t number = tasks.size(); number-- > 0;) first[tasks[number].move] = number;
-    // A thread takes whole pieces, since a hash cannot be divided. When there are no more, it copies from the end what
+    std::vector<std::size_t> first;  // task of each group
+    for (std::size_t number = 0, begin = 0, i = 0; i < groups.size(); begin += groups[i++].sizes.size) {
+        while (number < tasks.size() && tasks[number].move < begin) ++number;
+        first.push_back(number);
+    }
+    // A thread takes whole groups, since a hash cannot be divided. When there are no more, it copies from the end what
     // the others have still before them, and leaves them only the hashing of it.
     const std::size_t helpers = work.threads - 1;
-    run_pieces(moves.sizes.size + helpers, work.threads, [&](std::size_t i) {
-        if (i < moves.sizes.size) {
-            level.hash(at(moves.targets[i]), at(moves.sources[i]), static_cast<std::size_t>(moves.sizes[i]), work.copy,
-                       take, taken.data() + first[i], digests + i * digest_bytes);
+    run_pieces(groups.size() + helpers, work.threads, [&](std::size_t i) {
+        if (i < groups.size()) {
+            level.hash(groups[i], work.copy, take, taken.data() + first[i], digests + i * digest_bytes);
         } else {
             for (std::size_t number = tasks.size(); number-- > 0;)
                 if (take(taken.data(), number)) copy_task(moves, tasks, number, work.copy);
@@ -179,7 +199,9 @@ void copy_hashed(const Moves& moves, std::uint8_t* digests, unsigned threads, co
 }
 
 void hash(Span<const std::uint8_t> data, std::uint8_t* digest, const Level& level) {
-    level.hash(nullptr, data.data, data.size, plain_copy, nullptr, nullptr, digest);
+    const std::uint64_t nowhere = 0, source = reinterpret_cast<std::uintptr_t>(data.data);
+    const auto size = static_cast<std::int64_t>(data.size);
+    level.hash({{&nowhere, 1}, {&source, 1}, {&size, 1}}, plain_copy, nullptr, nullptr, digest);
 }
 
 }  // namespace kvcairn

@@ -10,14 +10,6 @@ namespace kvcairn {
 
 constexpr std::size_t digest_bytes = 16;
 
-// An array of somebody else.
-template <typename T>
-struct Span {
-    T* data;
-    std::size_t size;
-    T& operator[](std::size_t i) const { return data[i]; }
-};
-
 // Pages of several pools of one shape: page (i, p) begins at bases[p] + indices[i] * stride_bytes.
 struct Pages {
     Span<const std::uint64_t> bases;
@@ -35,13 +27,6 @@ struct Blocks {
     Span<const std::int64_t> offsets;
 };
 
-// Pieces of memory: sizes[i] bytes from sources[i] to targets[i].
-struct Moves {
-    Span<const std::uint64_t> targets;
-    Span<const std::uint64_t> sources;
-    Span<const std::int64_t> sizes;
-};
-
 // The four check everything first and throw std::invalid_argument, or std::out_of_range for an index or an offset,
 // before the first byte moves. Ranges that are written overlap nothing else.
 void gather(const Pages& pages, const Blocks<std::uint8_t>& blocks, unsigned threads, const Level& level = best_level());
@@ -49,8 +34,10 @@ void scatter(const Pages& pages, const Blocks<const std::uint8_t>& blocks, unsig
              const Level& level = best_level());
 void copy(const Moves& moves, unsigned threads, const Level& level = best_level());
 
-// `digests` has digest_bytes for each piece: its xxh3-128. A piece is hashed by one thread, copied by all.
-void copy_hashed(const Moves& moves, std::uint8_t* digests, unsigned threads, const Level& level = best_level());
+// `digests` has digest_bytes for each of `counts`: the xxh3-128 of so many pieces, one behind the other, counted from
+// the first on. They are hashed by one thread, copied by all. Without memory `counts` is 1 for each piece.
+void copy_hashed(const Moves& moves, Span<const std::int64_t> counts, std::uint8_t* digests, unsigned threads,
+                 const Level& level = best_level());
 
 void hash(Span<const std::uint8_t> data, std::uint8_t* digest, const Level& level = best_level());
 

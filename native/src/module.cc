@@ -1,6 +1,7 @@
 // The module `kvcairn._native._core`: arguments in, errors out. Everything runs without the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 
 #include "copy.h"
 
@@ -64,11 +65,14 @@ void copy(const Array<std::uint64_t>& targets, const Array<std::uint64_t>& sourc
 }
 
 nb::bytes copy_hashed(const Array<std::uint64_t>& targets, const Array<std::uint64_t>& sources,
-                      const Array<std::int64_t>& sizes, unsigned threads) {
-    const nb::bytes digests(nullptr, sizes.shape(0) * kvcairn::digest_bytes);
+                      const Array<std::int64_t>& sizes, unsigned threads, const std::optional<Array<std::int64_t>>& counts) {
+    const auto wanted = counts ? span(*counts) : kvcairn::Span<const std::int64_t>{nullptr, 0};
+    const nb::bytes digests(nullptr, (counts ? wanted.size : sizes.shape(0)) * kvcairn::digest_bytes);
     auto* const out = reinterpret_cast<std::uint8_t*>(PyBytes_AsString(digests.ptr()));
     const nb::gil_scoped_release free;
-    kvcairn::copy_hashed({span(targets), span(sources), span(sizes)}, out, threads);
+    static const std::int64_t none = 0;  // an empty array may have no address
+    kvcairn::copy_hashed({span(targets), span(sources), span(sizes)},
+                         counts && wanted.size == 0 ? kvcairn::Span<const std::int64_t>{&none, 0} : wanted, out, threads);
     return digests;
 }
 
@@ -91,6 +95,7 @@ NB_MODULE(_core, m) {
     m.def("scatter", scatter, "bases"_a, "pool_bytes"_a, "indices"_a, "stride_bytes"_a, "page_bytes"_a, "source"_a,
           "offsets"_a, "threads"_a = 1);
     m.def("copy", copy, "targets"_a, "sources"_a, "sizes"_a, "threads"_a = 1);
-    m.def("copy_hashed", copy_hashed, "targets"_a, "sources"_a, "sizes"_a, "threads"_a = 1);
+    m.def("copy_hashed", copy_hashed, "targets"_a, "sources"_a, "sizes"_a, "threads"_a = 1,
+          "counts"_a = nb::none());
     m.def("checksum", checksum, "data"_a);
 }

@@ -11,8 +11,7 @@
 namespace kvcairn {
 
 // hash.cc is compiled once for each of these.
-#define KVCAIRN_HASH(level) \
-    void hash_##level(std::uint8_t*, const std::uint8_t*, std::size_t, StreamCopy, Take, void*, std::uint8_t*)
+#define KVCAIRN_HASH(level) void hash_##level(const Moves&, StreamCopy, Take, void*, std::uint8_t*)
 KVCAIRN_HASH(base);
 #if defined(__x86_64__)
 KVCAIRN_HASH(avx2);

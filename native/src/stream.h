@@ -7,6 +7,21 @@
 
 namespace kvcairn {
 
+// An array of somebody else.
+template <typename T>
+struct Span {
+    T* data;
+    std::size_t size;
+    T& operator[](std::size_t i) const { return data[i]; }
+};
+
+// Pieces of memory: sizes[i] bytes from sources[i] to targets[i].
+struct Moves {
+    Span<const std::uint64_t> targets;
+    Span<const std::uint64_t> sources;
+    Span<const std::int64_t> sizes;
+};
+
 // Copies n bytes of any alignment; the ranges do not overlap. Meanwhile asks for the n bytes at `ahead`, which is any
 // address: a request for memory that is not there is passed over. `finish` makes the bytes visible to other threads.
 using StreamCopy = void (*)(std::uint8_t* to, const std::uint8_t* from, std::size_t n, const std::uint8_t* ahead);
@@ -16,10 +31,9 @@ constexpr std::size_t task_bytes = std::size_t{1} << 18;  // what a thread takes
 // Whether the caller is the first to ask for task `number` of what `context` stands for.
 using Take = bool (*)(void* context, std::size_t number);
 
-// Digest of n bytes as 16 bytes, most significant first. Copies those tasks of them to `to` on the way that it gets
-// by `take`, with `copy`; none where `take` is null.
-using HashCopy = void (*)(std::uint8_t* to, const std::uint8_t* from, std::size_t n, StreamCopy copy, Take take,
-                          void* context, std::uint8_t* digest);
+// Digest of all pieces, one behind the other, as 16 bytes, most significant first. Copies those tasks of them on the
+// way that it gets by `take`, with `copy`; none where `take` is null. Each piece begins with a task of its own.
+using HashCopy = void (*)(const Moves& moves, StreamCopy copy, Take take, void* context, std::uint8_t* digest);
 
 struct Level {
     const char* name;

@@ -55,7 +55,9 @@ void every_level_has_the_same_checksum(const Level& level) {
         std::uint8_t digest[kvcairn::digest_bytes], plain[kvcairn::digest_bytes];
         Bytes to(n);
         const kvcairn::Take first = [](void*, std::size_t) { return true; };
-        level.hash(to.data(), data.data(), n, level.stream, first, nullptr, digest);
+        const std::uint64_t target = address(to.data()), source = address(data.data());
+        const auto size = static_cast<std::int64_t>(n);
+        level.hash({{&target, 1}, {&source, 1}, {&size, 1}}, level.stream, first, nullptr, digest);
         kvcairn::hash({data.data(), n}, plain, kvcairn::levels().front());
         CHECK(std::memcmp(digest, plain, sizeof digest) == 0);
         CHECK(std::equal(to.begin(), to.end(), data.begin()));
@@ -148,13 +150,20 @@ void callers_do_not_mix() {
             kvcairn::copy(moves, 3);
             CHECK(to == from);
             to.assign(n, 0);
-            kvcairn::copy_hashed(moves, digests, 2);
+            kvcairn::copy_hashed(moves, {nullptr, 0}, digests, 2);
             CHECK(to == from);
             kvcairn::hash({from.data(), n / 2}, whole);
             CHECK(std::memcmp(digests + kvcairn::digest_bytes, whole, sizeof whole) == 0);
+            to.assign(n, 0);  // both pieces in one digest
+            const std::int64_t both = 2;
+            const std::uint64_t halves[] = {address(from.data()), address(from.data() + n / 2)};
+            kvcairn::copy_hashed({{targets, 2}, {halves, 2}, {sizes, 2}}, {&both, 1}, digests, 3);
+            CHECK(to == from);
+            kvcairn::hash({from.data(), from.size()}, whole);
+            CHECK(std::memcmp(digests, whole, sizeof whole) == 0);
             to.assign(n, 0);  // one piece and three threads: two only copy
             const std::int64_t all = n;
-            kvcairn::copy_hashed({{targets, 1}, {sources, 1}, {&all, 1}}, digests, 3);
+            kvcairn::copy_hashed({{targets, 1}, {sources, 1}, {&all, 1}}, {nullptr, 0}, digests, 3);
             CHECK(to == from);
             kvcairn::hash({from.data(), from.size()}, whole);
             CHECK(std::memcmp(digests, whole, sizeof whole) == 0);

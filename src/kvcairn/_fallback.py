@@ -6,6 +6,8 @@ It is what a host without a compiler uses, and what the native core is compared 
 from __future__ import annotations
 
 import ctypes
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -74,21 +76,30 @@ def copy(targets: Addresses, sources: Addresses, sizes: Indices, threads: int = 
             np.copyto(_at(target, nbytes), _at(source, nbytes))
 
 
-def copy_hashed(targets: Addresses, sources: Addresses, sizes: Indices, threads: int = 1) -> bytes:
+def copy_hashed(
+    targets: Addresses, sources: Addresses, sizes: Indices, threads: int = 1, counts: Indices | None = None
+) -> bytes:
     """Copy pieces and return their checksums; see `kvcairn.copying`."""
+    if counts is not None and ((counts < 0).any() or counts.sum() != sizes.size):
+        raise ValueError("the counts must add up to the pieces")
     copy(targets, sources, sizes, threads)
-    pieces = zip(sources.tolist(), sizes.tolist(), strict=True)
-    return b"".join(checksum(_at(source, nbytes) if nbytes else b"") for source, nbytes in pieces)
+    ends = np.cumsum(counts) if counts is not None else np.arange(1, sizes.size + 1)
+    pieces = [_at(source, nbytes) for source, nbytes in zip(sources.tolist(), sizes.tolist(), strict=True) if nbytes]
+    there = np.concatenate([[0], np.cumsum(sizes > 0)])[np.concatenate([[0], ends]).astype(np.intp)].tolist()
+    return b"".join(_checksum(pieces[begin:end]) for begin, end in itertools.pairwise(there))
 
 
 def checksum(data: Buffer) -> bytes:
     """Return the xxh3-128 of `data`; holds the GIL for a piece of 1 MiB at a time."""
-    view = _bytes(data).data.cast("B")
-    if len(view) <= PIECE_BYTES:
-        return xxhash.xxh3_128_digest(view)
+    return _checksum([_bytes(data)])
+
+
+def _checksum(pieces: Sequence[Bytes]) -> bytes:
     state = xxhash.xxh3_128()
-    for begin in range(0, len(view), PIECE_BYTES):
-        state.update(view[begin : begin + PIECE_BYTES])
+    for piece in pieces:
+        view = piece.data.cast("B")
+        for begin in range(0, len(view), PIECE_BYTES):
+            state.update(view[begin : begin + PIECE_BYTES])
     return state.digest()
 
 

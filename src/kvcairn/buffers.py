@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kvcairn import copying
 from kvcairn import requests as rq
+from kvcairn.checksum import CHECKSUM_BYTES
 from kvcairn.errors import LayoutError
 from kvcairn.layout import KVLayout
 from kvcairn.memory.lease import Frame, Lease, Reservation
@@ -92,20 +93,36 @@ class Regions:
             count: how many.
             bases: for each group the address of each block's part; 0 where there is none: its bytes stay as they are.
         """
-        targets, sources, sizes = self._moves(np.arange(start, start + count), bases)
+        targets, sources, sizes, _ = self._moves(np.arange(start, start + count), bases)
         copying.copy(targets, sources, sizes, copying.THREADS)
 
     def copy_out(self, numbers: Sequence[int], bases: Sequence[Addresses]) -> None:
         """Copy the regions of those blocks to the parts that begin at `bases`, as in `copy_in`."""
-        sources, targets, sizes = self._moves(np.array(numbers, dtype=np.intp), bases)
+        sources, targets, sizes, _ = self._moves(np.array(numbers, dtype=np.intp), bases)
         copying.copy(targets, sources, sizes, copying.THREADS)
 
-    def _moves(self, numbers: npt.NDArray[np.intp], bases: Sequence[Addresses]) -> copying.Moves:
-        """Return addresses in the regions, addresses in the parts, and sizes, of all pieces that lie in one of each."""
+    def copy_out_hashed(self, numbers: Sequence[int], bases: Sequence[Addresses]) -> list[list[bytes]]:
+        """Do the same, and return for each group the checksum of each block's part; empty where there is none."""
+        sources, targets, sizes, counts = self._moves(np.array(numbers, dtype=np.intp), bases)
+        digests = copying.copy_hashed(targets, sources, sizes, copying.THREADS, counts)
+        sums = [digests[begin : begin + CHECKSUM_BYTES] for begin in range(0, len(digests), CHECKSUM_BYTES)]
+        groups = [sums[begin : begin + len(numbers)] for begin in range(0, len(sums), max(1, len(numbers)))]
+        return [
+            [digest if address else b"" for digest, address in zip(group, base.tolist(), strict=True)]
+            for group, base in zip(groups, bases, strict=True)
+        ]
+
+    def _moves(
+        self, numbers: npt.NDArray[np.intp], bases: Sequence[Addresses]
+    ) -> tuple[Addresses, Addresses, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return addresses in the regions, addresses in the parts, and sizes, of all pieces that lie in one of each.
+
+        They are in the order of groups and blocks; the fourth array says how many pieces each part has.
+        """
         addresses, sizes = self._addresses[numbers], self._sizes[numbers]
         ends = np.cumsum(sizes, axis=1)
         begins = ends - sizes
-        regions, parts, pieces = [], [], []
+        regions, parts, pieces, counts = [], [], [], []
         low = 0
         for nbytes, base in zip(self._part_bytes, bases, strict=True):
             first, last = np.maximum(begins, low), np.minimum(ends, low + nbytes)
@@ -113,8 +130,9 @@ class Regions:
             regions.append((addresses + (first - begins).astype(np.uint64))[there])
             parts.append((base[:, None] + (first - low).astype(np.uint64))[there])
             pieces.append((last - first)[there])
+            counts.append(there.sum(axis=1, dtype=np.int64))
             low += nbytes
-        return np.concatenate(regions), np.concatenate(parts), np.concatenate(pieces)
+        return np.concatenate(regions), np.concatenate(parts), np.concatenate(pieces), np.concatenate(counts)
 
 
 def _holds_tensors(numbers: npt.ArrayLike) -> bool:
@@ -148,8 +166,12 @@ class StoreFrom:
 
     def _fill(self, slots: Reservation) -> None:
         bases = addresses_of(slots, len(self._frame.part_bytes))
-        self._regions.copy_out([self._numbers[key] for key in slots.keys], bases)
-        slots.commit()
+        numbers = [self._numbers[key] for key in slots.keys]
+        if self._frame.hashes_all:
+            slots.commit_hashed(self._regions.copy_out_hashed(numbers, bases))
+        else:
+            self._regions.copy_out(numbers, bases)
+            slots.commit()
 
 
 class LoadInto:

@@ -6,8 +6,9 @@
   (offsets, indices / offsets, bases, page_bytes).
 - `scatter(..., source, offsets, threads=1)` copies such blocks back into pages; an index stands in it once.
 - `copy(targets, sources, sizes, threads=1)` copies pieces of memory between addresses.
-- `copy_hashed(...)` does the same and returns the xxh3-128 of the pieces, 16 bytes each, read only once; a piece is
-  hashed by one thread.
+- `copy_hashed(..., counts=None)` does the same and returns the xxh3-128 of the pieces, 16 bytes each, read only once;
+  a piece is hashed by one thread. With `counts`, of the first `counts[0]` pieces one behind the other, of the next
+  `counts[1]`, and so on; ValueError where these do not add up.
 - `checksum(data)` returns the xxh3-128 of a buffer.
 - `instruction_set()` says what moves them: `avx512`, `avx2`, `sse2`, `neon`, `plain` or `numpy`.
 

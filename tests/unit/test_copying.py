@@ -126,6 +126,35 @@ def test_pieces_are_copied_and_hashed(pieces: list[tuple[int, int, int]], thread
                 assert (whole[: whole.size - 64 - target.size] == GUARD).all() and (whole[-64:] == GUARD).all()
 
 
+@given(st.lists(st.lists(st.tuples(SIZES, st.integers(0, 65)), max_size=3), max_size=4), st.integers(1, 3))
+def test_pieces_have_one_checksum_together(groups: list[list[tuple[int, int]]], threads: int) -> None:
+    random = np.random.default_rng(len(groups))
+    hashed = [
+        [random.integers(0, 256, shift + nbytes, dtype=np.uint8)[shift:] for nbytes, shift in pieces]
+        for pieces in groups
+    ]
+    sources = [source for pieces in hashed for source in pieces]
+    sizes = np.array([source.size for source in sources], dtype=np.int64)
+    counts = np.array([len(pieces) for pieces in groups], dtype=np.int64)
+    digests = b"".join(xxhash.xxh3_128_digest(b"".join(each.tobytes() for each in pieces)) for pieces in hashed)
+    for module in CORES:
+        targets = [np.full(source.size + 64, GUARD, dtype=np.uint8) for source in sources]
+        assert module.copy_hashed(address(targets), address(sources), sizes, threads, counts) == digests
+        for target, source in zip(targets, sources, strict=True):
+            assert np.array_equal(target[: source.size], source)
+            assert (target[source.size :] == GUARD).all()
+
+
+@core
+@pytest.mark.parametrize("counts", [[], [1], [3], [-1, 3], [1, 2], [2**63 - 1, 1]])
+def test_counts_that_do_not_add_up_move_nothing(core: ModuleType, counts: list[int]) -> None:
+    source, target = np.ones(20, dtype=np.uint8), np.zeros(20, dtype=np.uint8)
+    places = address([target[:10], target[10:]]), address([source[:10], source[10:]])
+    with pytest.raises(ValueError, match="add up"):
+        core.copy_hashed(*places, np.array([10, 10], dtype=np.int64), 1, np.array(counts, dtype=np.int64))
+    assert not target.any()
+
+
 def bad_pages(**changes: Any) -> dict[str, Any]:
     return {
         "pool_bytes": 1000,

@@ -30,6 +30,10 @@ def copy(
     targets: npt.NDArray[np.uint64], sources: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64], threads: int = 1
 ) -> None: ...
 def copy_hashed(
-    targets: npt.NDArray[np.uint64], sources: npt.NDArray[np.uint64], sizes: npt.NDArray[np.int64], threads: int = 1
+    targets: npt.NDArray[np.uint64],
+    sources: npt.NDArray[np.uint64],
+    sizes: npt.NDArray[np.int64],
+    threads: int = 1,
+    counts: npt.NDArray[np.int64] | None = None,
 ) -> bytes: ...
 def checksum(data: Buffer) -> bytes: ...

@@ -42,9 +42,14 @@ class Frame(msgspec.Struct, frozen=True):
     verify: str
     jobs: MutableMapping[int, Any]
 
+    @property
+    def hashes_all(self) -> bool:
+        """Whether every block gets its checksum in the commit."""
+        return self.verify == "always" or self.link.has_lower_tiers()
+
     def is_hashed(self, key: bytes) -> bool:
         """Whether a block gets its checksum in the commit: with a tier below always, else as `verify` says."""
-        if self.verify == "always" or self.link.has_lower_tiers():
+        if self.hashes_all:
             return True
         return self.verify == "sample" and key[0] < SAMPLED
 
@@ -258,6 +263,19 @@ class Reservation(_Slots):
         sums = self._copy_in(blocks)
         if self._end():
             self._frame.link.call(Commit(self._number, None, sums))
+
+    def commit_hashed(self, checksums: list[list[bytes]]) -> None:
+        """Publish all blocks, whose checksums were made while they were copied.
+
+        Args:
+            checksums: for each group that of each key's part; empty where it has none here.
+
+        Raises:
+            LeaseError: the reservation has ended.
+        """
+        self._must_be_open()
+        if self._end():
+            self._frame.link.call(Commit(self._number, None, checksums))
 
     def commit_when(self, done: Completion, ok: Sequence[bool] | None = None) -> None:
         """Commit as soon as `done.query()` is true; until then the slots stay reserved, and this handle has ended.
