@@ -96,9 +96,14 @@ class Engine:
 
     def settle(self) -> bool:
         """Wait until the copies that run have ended and are told; False after a minute."""
-        worker, until_s = self.worker, time.monotonic() + 60
+        from vllm.distributed.kv_transfer import has_kv_transfer_group
+
         while self.core.scheduler.has_requests():  # the step behind the last one; in a server it comes by itself
             self.core.step_fn()
+        if not has_kv_transfer_group():  # the workers are processes of their own, and copy for a moment yet
+            time.sleep(1.0)
+            return bool(self.connector.cache.drain(timeout_s=60))
+        worker, until_s = self.worker, time.monotonic() + 60
         while worker.open_count and time.monotonic() < until_s:
             worker.stored()
             time.sleep(0.01)

@@ -72,7 +72,7 @@ class KVCairnLinker(UnifiedCacheLinker):
             self.cache.close()
             raise
         self._promises = Promises(space, settings.options.lookup_wait_s())
-        self._loads = Loads(space, pages, layers)
+        self._loads = Loads(pages, layers)
         self._offloads = Offloads(PlacedStore(space), pages)
         self.layer_done_counter = self._loads.counter
         self._is_closed = False

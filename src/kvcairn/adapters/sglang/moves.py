@@ -16,7 +16,6 @@ from kvcairn.adapters.sglang.guard import never_raises
 from kvcairn.adapters.sglang.store import PlacedStore
 from kvcairn.buffers import Addresses, addresses_of
 from kvcairn.memory.lease import Lease
-from kvcairn.space import Space
 
 
 class _Load(NamedTuple):
@@ -34,10 +33,10 @@ class Loads:
         counter: what the model's layers wait on; a batch that fails is one that did not land.
     """
 
-    def __init__(self, space: Space, pages: DevicePages, layers: int) -> None:
-        """Copy blocks of that space to those pages."""
+    def __init__(self, pages: DevicePages, layers: int) -> None:
+        """Copy blocks to those pages."""
         self.counter = LayerWiseLoadCounter(layers)
-        self._space, self._pages, self._layers = space, pages, layers
+        self._pages, self._layers = pages, layers
         self._queued: dict[str, _Load] = {}
         self._worker = ThreadPoolExecutor(1, "kvcairn-load")
 
