@@ -17,7 +17,6 @@ from kvcairn.core.open import open_core
 from kvcairn.errors import ClosedError, ConfigError, LeaseError, UnsupportedError
 from kvcairn.layout import SpaceDescriptor
 from kvcairn.memory.lease import Lease, Reservation
-from kvcairn.remote.link import Remote
 from kvcairn.space import Space
 from kvcairn.transfer.job import Job
 from kvcairn.types import BlockEvent, Stats
@@ -74,6 +73,8 @@ class Cache:
         """
         if token is not None:
             raise UnsupportedError("tokens are not there yet: the daemon's socket is open to its own user alone")
+        from kvcairn.remote.link import Remote  # an embedded cache needs no sockets
+
         link = Remote(address)
         return cls(link, None, link.prefetch)
 

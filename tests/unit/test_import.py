@@ -10,9 +10,12 @@ import pytest
 PROGRAM = "import sys, kvcairn; print(*sys.modules)"
 ENGINES = {"torch", "transformers", "safetensors", "accelerate", "gguf", "vllm", "sglang"}
 TOOLS = {"typer", "click", "rich", "prometheus_client", "pytest", "hypothesis"}
-SERVERS = {"asyncio", "http", "socketserver", "sqlite3"}  # what only the disk or the daemon needs
+SERVERS = {"asyncio", "http", "socket", "socketserver", "sqlite3"}  # what only the disk or the daemon needs
 PACKAGES = {"importlib.metadata", "email", "zipfile"}  # needed to look for plug-ins
-OURS = {f"kvcairn.{name}" for name in ("adapters", "bench", "cli", "daemon", "demo", "doctor", "testing", "tiers.disk")}
+OURS = {
+    f"kvcairn.{name}"
+    for name in ("adapters", "bench", "cli", "daemon", "demo", "doctor", "remote", "testing", "tiers.disk")
+}
 
 
 @pytest.fixture(scope="module")

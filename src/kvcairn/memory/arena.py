@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import threading
-from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcairn.errors import ClosedError
+from kvcairn.memory.mapping import map_shared, touch_pages
 
 POISON = 0xDB
-_MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
 class Arena:
@@ -32,12 +29,8 @@ class Arena:
         """
         self.capacity_bytes = capacity_bytes
         self.fd = _memory_file(capacity_bytes)
-        self._map = mmap.mmap(self.fd, capacity_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # of use where the host lets shared memory have huge pages
-                self._map.madvise(mmap.MADV_HUGEPAGE)
-        self.view = memoryview(self._map)
-        self.array: npt.NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self.view = map_shared(self.fd, capacity_bytes, in_forks=True)
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(self.view, dtype=np.uint8)
         self._guard = threading.Lock()
         self._readers = 0  # of the file, whose number must not name another one before they are done
         self._is_closed = False
@@ -76,24 +69,11 @@ class Arena:
             self._close_file()
         self.array = np.empty(0, dtype=np.uint8)
         self.view = memoryview(b"")
-        with suppress(BufferError):
-            self._map.close()
-        del self._map
 
     def _close_file(self) -> None:
         if self._is_closed and not self._readers and self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-
-def touch_pages(memory: npt.NDArray[np.uint8], offset_bytes: int, nbytes: int) -> None:
-    """Have pages of a mapping made, and mapped, without changing them. Blocks, without the GIL."""
-    if not memory.size:
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    # A kernel that does not know it touches pages on demand.
-    libc.madvise(memory.ctypes.data + offset_bytes, nbytes, _MADV_POPULATE_WRITE)
 
 
 def _memory_file(capacity_bytes: int) -> int:

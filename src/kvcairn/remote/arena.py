@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import weakref
-from contextlib import suppress
 from typing import Final
 
 import numpy as np
 
 from kvcairn.errors import ClosedError
-from kvcairn.memory.arena import touch_pages
+from kvcairn.memory.mapping import map_shared, touch_pages
 
 _STEP_BYTES: Final = 64 << 20
 
@@ -31,9 +29,8 @@ class SharedArena:
         """
         self._fd = fd
         self._close_fd = weakref.finalize(self, os.close, fd)
-        self._map = mmap.mmap(fd, nbytes)
-        self._map.madvise(mmap.MADV_DONTFORK)  # a child must not write to slots that its parent gave back
-        self.view = memoryview(self._map)
+        # Not in forks: a child must not write to slots that its parent gave back.
+        self.view = map_shared(fd, nbytes, in_forks=False)
         self._guard = threading.Lock()
         self._readers = 0
         self._is_closed = False
@@ -74,8 +71,6 @@ class SharedArena:
             self._is_closed = True
             self._close_file()
         self.view = memoryview(b"")
-        with suppress(BufferError):
-            self._map.close()
 
     def _close_file(self) -> None:
         if self._is_closed and not self._readers:
