@@ -27,7 +27,7 @@ from kvcairn.adapters.sglang.versions import check_version
 from kvcairn.adapters.vllm.controls import Controls
 from kvcairn.adapters.vllm.settings import ConnectorOptions
 from kvcairn.cli import app
-from kvcairn.core import batches, events, hints, leaving, promote, rebuild, writes
+from kvcairn.core import batches, detaching, events, hints, leaving, promote, rebuild, writes
 from kvcairn.doctor import Check
 from kvcairn.memory import slots
 from kvcairn.testing import PolicyTests
@@ -524,6 +524,7 @@ def test_fixed_numbers() -> None:
         "a rebuild of a lost index": f"{rebuild.SCANS} segments at a time, {rebuild.BLOCKS_AT_ONCE} blocks taken up "
         f"under one hold of the lock; a segment that cannot be read is tried again "
         f"after {2 * rebuild.FIRST_PAUSE_S:g} s, doubling to {rebuild.LONGEST_PAUSE_S:g} s",
+        "a tier that is detached": f"{detaching.ROWS_AT_ONCE:,} rows of the index under one hold of the lock",
         "blocks that wait for a write to one tier": f"{writes.MOST_QUEUED:,}; what comes then is dropped",
         "a `back` tier writes ahead": f"when the tier above is {leaving.HIGH_WATERMARK:.0%} full: "
         f"{leaving.CLEAN_FRACTION:.1%} of its blocks, at most {leaving.MOST_CLEANED:,}, looked at when a quarter as "

@@ -123,8 +123,11 @@ class Cache:
     def detach_tier(self, name: str, drain: bool = True) -> None:
         """Let a tier go, with `drain` after its writes are done. Its content stays where it is.
 
+        Other calls go on meanwhile: nothing new is written there, and what has not been let go of yet is still found.
+
         Raises:
-            ConfigError: there is no such tier, or it is the memory tier.
+            ConfigError: there is no such tier, it is the memory tier, or it is being detached already.
+            ClosedError: the cache was closed meanwhile; the tier with it.
         """
         if drain:
             self._wait_until_idle(rq.IsIdle(name, but_rebuilds=True), None)

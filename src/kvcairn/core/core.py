@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvcairn import requests as rq
-from kvcairn.core import planning, ranks, uses
+from kvcairn.core import detaching, planning, ranks, uses
 from kvcairn.core.direct import DirectReads
 from kvcairn.core.drops import Drops
 from kvcairn.core.hints import Pins
@@ -79,24 +79,22 @@ class Core:
         self._rebuilds[level.name] = rebuild
         rebuild.pump()
 
-    def detach(self, name: str) -> Level:
-        """Let a tier go, with what the index knows of it; its content stays where it is."""
+    def detach(self, name: str) -> Level | None:
+        """Let a tier go, with what the index knows of it, in pieces; its content stays where it is.
+
+        Takes the lock itself, once for each piece. None where the cache was closed meanwhile, and the tier with it.
+        """
         state = self.state
-        level = self.level(name)
-        if level is state.memory:
-            raise ConfigError("tier", "the memory tier cannot be detached", name)
-        self._loads.cancel_all()
-        for holders in (self._loads, self._leases, self._direct):
-            holders.renumber(state.levels.index(level) + 1)
-        self._writes.detach(level)
-        del self._rebuilds[name]
-        for group in range(len(level.residency.copies)):
-            rows = np.flatnonzero(level.residency.copies[group].state[:-1])
-            level.residency.drop(group, rows, MissReason.VANISHED)
-        state.levels.remove(level)
-        state.fastest.set_levels([each.residency for each in state.levels])
-        state.notify()
-        return level
+        with state.changed:
+            level = detaching.begin(state, self.level(name), self._writes)
+            del self._rebuilds[name]
+        detaching.drop_all(state, level)
+        with state.changed:
+            is_over = state.is_closing
+            if not is_over:
+                self._loads.cancel_all()
+                detaching.end(state, level, (self._loads, self._leases, self._direct))
+        return None if is_over else level
 
     def forget(self, level: Level) -> None:
         """Give up the columns of a tier that was detached, unless a hung call still refers to them."""

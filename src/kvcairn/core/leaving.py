@@ -38,7 +38,7 @@ class Leaving:
         """Return the number of the first tier below that takes what leaves tier `number`; None where there is none."""
         levels = self._state.levels
         below = range(number + 1, len(levels))
-        return next((n for n in below if levels[n].admission.takes_leavers), None)
+        return next((n for n in below if levels[n].admission.takes_leavers and not levels[n].is_leaving), None)
 
     def evicted(self, level: Level, group: int, rows: Rows) -> None:
         """Copies are about to leave `level` for want of room: count those that a tier below should have got."""

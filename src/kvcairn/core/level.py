@@ -43,6 +43,7 @@ class Level:
     errors: dict[str, int] = field(default_factory=dict)
     writes_dropped: dict[str, int] = field(default_factory=dict)
     tasks: int = 0  # submitted and not yet ended
+    is_leaving: bool = False  # being detached: nothing new comes here
     speed: ReadSpeed = field(default_factory=ReadSpeed)
     unscanned: Unscanned = field(default_factory=Unscanned)
     evicting: Callable[[Level, int, Rows], None] = lambda level, group, rows: None  # before copies are evicted

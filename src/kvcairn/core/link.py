@@ -132,8 +132,9 @@ class Direct:
                 raise ConfigError("tier.name", "there is a tier of that name", options.name)
             add_tier(core, options, "tier")
             return Value(None)
-        with core.state.changed:
-            level = core.detach(request.tier)
+        level = core.detach(request.tier)
+        if level is None:
+            raise ClosedError("the cache was closed while a tier was detached")
         self.wait(lambda: level.tasks == 0, level.timeout_s)
         if level.tier is not None:
             level.tier.close()

@@ -96,7 +96,7 @@ class Rebuild:
 
     @property
     def _is_over(self) -> bool:
-        return self._state.is_closing or self._level not in self._state.levels
+        return self._state.is_closing or self._level.is_leaving
 
     def _try_again(self, number: int, error: TierError) -> None:
         add_to(self._level.errors, type(error).__name__)
