@@ -11,6 +11,9 @@ import pytest
 hypothesis.settings.register_profile("kvcairn", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("kvcairn")
 
+if "--fallback" in sys.argv:  # before any conftest below imports the package, which is before options are read
+    sys.modules["kvcairn._native"] = None  # type: ignore[assignment]  # so that importing it fails
+
 _SEED = pytest.StashKey[int]()
 
 
@@ -21,8 +24,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--fallback"):
-        sys.modules["kvcairn._native"] = None  # type: ignore[assignment]  # so that importing it fails
     given: int | None = config.getoption("--seed")
     config.stash[_SEED] = random.randrange(1 << 32) if given is None else given
 
