@@ -109,7 +109,7 @@ class PrefetchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     per_1024_tokens_s: Seconds = field(default=0.25, name="per_1024_tokens")
     cap_s: Seconds = field(default=30.0, name="cap")
     min_tokens: Annotated[int, Meta(ge=0)] = 0
-    max_memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    max_memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.25
     time_to_live_s: Seconds = field(default=30.0, name="time_to_live")
 
     def wait_s(self, policy: str | None, tokens: int) -> float | None:

@@ -228,3 +228,15 @@ def test_waiting_has_a_cap(make_rig: MakeRig) -> None:
     rig = make_rig(settings=(("prefetch", {"base": 1.0, "per_1024_tokens": 1.0, "cap": 3.0}),))
     options = rig.config.prefetch
     assert [options.wait_s("timeout", tokens) for tokens in (0, 1024, 1 << 20)] == [1.0, 2.0, 3.0]
+
+
+def test_open_prefetches_leave_room_under_the_cap_on_leases(make_rig: MakeRig) -> None:
+    """With the defaults of both settings."""
+    rig = make_rig(below="dict", memory_blocks=100, settings=(("prefetch", {}), ("max_lease_fraction", 0.5)))
+    space = rig.space()
+    first, second = on_disk(rig, space, 60), on_disk(rig, space, 20, prompt=1)
+    job = space.prefetch(first)
+    rig.step(10)
+    with space.acquire(second, deadline_s=5) as lease:
+        assert lease.count == 20
+    job.close()
