@@ -131,14 +131,19 @@ class Lock:
     def release(self) -> None:
         """Let the next owner in. Idempotent."""
         if self in self._held:
-            self._held.discard(self)
-            os.close(self._fd)
+            # By name: a child that another thread has just forked, and that runs no program yet, has the file open too.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._held.discard(self)
+        os.close(self._fd)
 
     @classmethod
     def forget_all(cls) -> None:
         """Drop what a fork has inherited: the lock is the parent's, and must end with the parent."""
         for lock in list(cls._held):
-            lock.release()
+            lock._forget()
 
 
 os.register_at_fork(after_in_child=Lock.forget_all)

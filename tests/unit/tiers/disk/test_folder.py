@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvcairn import Cache, Config, ConfigError, KVLayout, SpaceDescriptor
-from kvcairn.tiers.disk.folder import INDEX_NAME
+from kvcairn.tiers.disk.folder import INDEX_NAME, Lock
 from tests.unit.tiers.disk.kit import opened, tier_over
 
 
@@ -101,3 +101,23 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="no such folder"):
         tier_over(tmp_path / "file").open()
+
+
+def test_a_released_folder_is_free_though_a_child_still_has_the_file(tmp_path: Path) -> None:
+    """Another thread has forked, to run a program: until it runs, the child has all files of its parent open."""
+    lock = Lock("tiers[1].path", tmp_path)
+    childs = os.dup(lock._fd)
+    lock.release()
+    Lock("tiers[1].path", tmp_path).release()
+    os.close(childs)
+
+
+def test_a_fork_that_ends_leaves_its_parent_the_folder(tmp_path: Path) -> None:
+    lock = Lock("tiers[1].path", tmp_path)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not Lock._held else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(ConfigError, match="another cache owns this folder"):
+        Lock("tiers[1].path", tmp_path)
+    lock.release()
