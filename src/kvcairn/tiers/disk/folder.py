@@ -133,9 +133,10 @@ class Lock:
         if self in self._held:
             # By name: a child that another thread has just forked, and that runs no program yet, has the file open too.
             fcntl.flock(self._fd, fcntl.LOCK_UN)
-            self._forget()
+            self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Close the file and leave the lock to whoever else has it open."""
         self._held.discard(self)
         os.close(self._fd)
 
@@ -143,7 +144,7 @@ class Lock:
     def forget_all(cls) -> None:
         """Drop what a fork has inherited: the lock is the parent's, and must end with the parent."""
         for lock in list(cls._held):
-            lock._forget()
+            lock.forget()
 
 
 os.register_at_fork(after_in_child=Lock.forget_all)
